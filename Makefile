@@ -1,0 +1,74 @@
+# Verbs only: what each does is in build.py. All of them first make the machine ready (tools/setup), which takes some
+# milliseconds when it is.
+#   ARCH=gfx1151      the arch; without it the GPU found here, else cpu
+#   FILE=vllm.log     the file that phases and render -o take
+#   ARGS="--json"     more flags for build.py
+#   MARK="not net"    which tests pytest picks
+ARCH ?=
+FILE ?=
+ARGS ?=
+MARK ?= not device
+
+python := .venv/bin/python
+build  := $(python) build.py
+pytest := $(python) -m pytest -m "$(MARK)"
+compile = UV_CUSTOM_COMPILE_COMMAND='make requirements' .venv/bin/uv pip compile --quiet --universal --generate-hashes \
+	--python-version 3.11 --no-annotate --no-emit-index-url --no-emit-find-links pyproject.toml
+
+# ---- images -------------------------------------------------------------------------------------------------------
+archs:   ready         ## the profiles: lane, versions, hardware-validated or not
+	@$(build) archs $(ARGS)
+plan:    ready         ## what would be built, and where each value comes from
+	@$(build) plan $(ARCH) $(ARGS)
+explain: ready         ## what changed since the last build, and which layers that rebuilds
+	@$(build) explain $(ARCH) $(ARGS)
+render:  ready         ## the Containerfile (FILE=… to write it there)
+	@$(build) render $(ARCH) $(if $(FILE),-o $(FILE)) $(ARGS)
+lock:    ready-engine  ## resolve all versions and hashes (ARGS=--check to verify them)
+	@$(build) lock $(ARCH) $(ARGS)
+image:   ready-engine  ## build the image
+	@$(build) image $(ARCH) $(ARGS)
+verify:  ready-all     ## run the image tests and write their record
+	@$(build) verify $(ARCH) $(ARGS)
+smoke:   verify        ## the same as verify
+size:    ready-engine  ## the image by layer and component, against its budget
+	@$(build) size $(ARCH) $(ARGS)
+prune:   ready-engine  ## free old images, caches and build caches
+	@$(build) prune $(ARGS)
+phases:  ready         ## a saved vLLM log as phases with seconds (FILE=vllm.log)
+	@$(build) phases $(FILE) $(ARGS)
+
+# ---- this project -------------------------------------------------------------------------------------------------
+test:    ready-all     ## everything: lint, types, unit, engine and image tests
+	@$(pytest) tests/lint tests/unit tests/golden tests/engine
+	@$(MAKE) --no-print-directory test-image
+lint:    ready-test    ## linters and types
+	@$(pytest) tests/lint
+unit:    ready-test    ## tests that start no process and open no socket
+	@$(pytest) tests/unit tests/golden
+test-engine: ready-all ## tests on real buildah and podman
+	@$(pytest) tests/engine
+test-image:  ready-all ## build the cpu image, then test it
+	@$(build) image cpu
+	@$(build) verify cpu
+requirements: ready    ## resolve requirements*.txt anew from pyproject.toml (ARGS=--upgrade)
+	@$(compile) --output-file requirements.txt $(ARGS)
+	@$(compile) --output-file requirements-test.txt --extra test $(ARGS)
+clean:                 ## remove .venv and what the tools cached here; images and .warmstart stay
+	@rm -rf .venv .venv.new .venv.old .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	@find . -name __pycache__ -not -path './.warmstart/*' -prune -exec rm -rf {} +
+help:                  ## this list
+	@awk -F ' *## ' '/^[a-z-]+:.* ## / { sub(/:.*/, "", $$1); printf "  make %-13s %s\n", $$1, $$2 }' Makefile
+
+# ---- the machine --------------------------------------------------------------------------------------------------
+ready:
+	@tools/setup run
+ready-engine:
+	@tools/setup run engine
+ready-test:
+	@tools/setup test
+ready-all:
+	@tools/setup test engine
+
+.DEFAULT_GOAL := help
+.PHONY: $(shell sed -n 's/^\([a-z-]*\):.*/\1/p' Makefile)
