@@ -1,0 +1,182 @@
+#!/usr/bin/env python3
+"""warmstart, top to bottom: load → lock → plan → render → build → verify → publish.
+
+Each verb of the command line is one function here, and each line of it is a call into the module of that name.
+Modules are imported where they are used: `--help` and `plan` must not wait for what only a build needs.
+"""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from warmstart import cli
+
+if TYPE_CHECKING:
+    from warmstart.cuts import Cuts
+    from warmstart.plan import Plan
+    from warmstart.profile import Loaded
+
+ROOT = Path(__file__).resolve().parent
+STATE = ROOT / ".warmstart"  # everything that is made here and can be thrown away
+
+
+def image(args: Namespace) -> int:
+    """The main job."""
+    from warmstart import assemble, engine, host, inputs, probe, render, report
+
+    host.require_linux()
+    loaded, planned = plan_of(args)
+    caps = probe.probe(STATE)
+    with engine.hold(STATE, planned.arch, wait=not args.no_wait):
+        planned = inputs.fetch(ROOT, STATE, loaded, planned, caps, frozen=args.frozen)
+        containerfile = render.render(ROOT, planned)
+        record = assemble.image(ROOT, STATE, planned, containerfile, caps, no_cache=args.no_cache)
+    return cli.show(args, record, report.built(record))
+
+
+def plan_of(args: Namespace) -> tuple[Loaded, Plan]:
+    """profile: what is known of the arch. lock: what goes in. plan: both and the tree, frozen."""
+    from warmstart import lock, plan
+
+    loaded, cut = profile_of(args)
+    locked = lock.read(ROOT, STATE, loaded.profile, cut.dropped, frozen=getattr(args, "frozen", False))
+    return loaded, plan.make(ROOT, loaded, locked, cut)
+
+
+def profile_of(args: Namespace) -> tuple[Loaded, Cuts]:
+    """The profile of the arch asked for, judged by the rules, and what is left out of its image."""
+    from warmstart import cuts, profile, rules
+
+    loaded = profile.load(ROOT, cli.arch(args.arch))
+    rules.check(loaded.profile)
+    return loaded, cuts.load(ROOT, loaded.profile)
+
+
+def archs(args: Namespace) -> int:
+    from warmstart import profile, tables
+
+    rows = [tables.arch(profile.load(ROOT, name).profile) for name in profile.archs(ROOT)]
+    return cli.show(args, rows, tables.archs(rows))
+
+
+def plan(args: Namespace) -> int:
+    from warmstart import tables
+
+    loaded, planned = plan_of(args)
+    return cli.show(args, planned, tables.plan(planned, loaded.origins))
+
+
+def explain(args: Namespace) -> int:
+    from warmstart import explain, render
+
+    _, planned = plan_of(args)
+    told = explain.explain(STATE, planned, render.render(ROOT, planned), args.against)
+    return cli.show(args, told, explain.text(told))
+
+
+def render(args: Namespace) -> int:
+    from warmstart import render
+
+    text = render.render(ROOT, plan_of(args)[1])
+    return cli.write(args.output, text) if args.output else cli.show(args, {"containerfile": text}, text.rstrip("\n"))
+
+
+def lock(args: Namespace) -> int:
+    from warmstart import resolve
+
+    loaded, cut = profile_of(args)
+    if args.check:
+        told = resolve.check(ROOT, loaded.profile, cut)
+    else:
+        told = resolve.lock(ROOT, STATE, loaded.profile, cut, without_indexes=args.without_index, pin=args.pins)
+    return cli.show(args, told, resolve.text(told))
+
+
+def verify(args: Namespace) -> int:
+    from warmstart import probe, report, verify
+
+    _, planned = plan_of(args)
+    ref = args.image or report.read(STATE, planned.arch).image_id
+    verdict = verify.verify(ROOT, STATE, probe.probe(STATE), planned, ref, args.only)
+    return cli.show(args, verdict, verify.text(verdict))
+
+
+def size(args: Namespace) -> int:
+    from warmstart import probe, report
+
+    _, planned = plan_of(args)
+    sizes = report.size(probe.probe(STATE), report.read(STATE, planned.arch), planned)
+    cli.show(args, sizes, report.text(sizes))
+    report.check_budget(sizes.size_bytes, sizes.budget_mb, planned.arch)
+    return 0
+
+
+def phases(args: Namespace) -> int:
+    from warmstart import phases
+
+    record = phases.read_file(Path(args.file))
+    return cli.show(args, record, phases.table(record))
+
+
+def prune(args: Namespace) -> int:
+    from warmstart import engine, probe
+
+    freed = engine.prune(probe.probe(STATE), STATE)
+    return cli.show(args, freed, f"freed {freed['bytes'] / 1e9:.2f} GB, {freed['images']} images")
+
+
+ARCH = ("arch", {"nargs": "?", "default": "", "help": "an arch; default: this machine's GPU, else cpu"})
+FROZEN = ("--frozen", {"action": "store_true", "help": "from the committed, resolved lock or not at all"})
+VERBS: cli.Verbs = {
+    "archs": (archs, "all archs: lane, versions, validated on hardware or not", ()),
+    "plan": (plan, "what would be built, and which file set each value", (ARCH, FROZEN)),
+    "explain": (
+        explain,
+        "what changed since the last build, and which layers that rebuilds",
+        (ARCH, FROZEN, ("--against", {"default": "", "help": "a plan in a JSON file, instead of the last build's"})),
+    ),
+    "render": (
+        render,
+        "the Containerfile",
+        (ARCH, FROZEN, ("-o", {"dest": "output", "default": "", "help": "a file"})),
+    ),
+    "lock": (
+        lock,
+        "resolve all versions and hashes, or check them",
+        (
+            ARCH,
+            ("--check", {"action": "store_true", "help": "only say whether the lock fits the profile"}),
+            ("--pins", {"action": "store_true", "help": "versions only for what the vendors' indexes have"}),
+            ("--without-index", {"action": "append", "default": [], "help": "do without this index of the profile"}),
+        ),
+    ),
+    "image": (
+        image,
+        "build the image",
+        (
+            ARCH,
+            FROZEN,
+            ("--no-cache", {"action": "store_true", "help": "run every step again"}),
+            ("--no-wait", {"action": "store_true", "help": "fail when another build of the arch runs"}),
+        ),
+    ),
+    "verify": (
+        verify,
+        "run the image tests and write their record",
+        (
+            ARCH,
+            ("--image", {"default": "", "help": "an image by reference or id, instead of the last build"}),
+            ("--only", {"default": "", "help": "a pytest -k expression: try a part, write no record"}),
+        ),
+    ),
+    "size": (size, "size by layer and component, against the budget", (ARCH,)),
+    "phases": (phases, "a saved vLLM start log as phases with seconds", (("file", {"help": "the log"}),)),
+    "prune": (prune, "free old images, layers and caches of warmstart", ()),
+}
+
+
+if __name__ == "__main__":
+    sys.exit(cli.main(VERBS, sys.argv[1:]))

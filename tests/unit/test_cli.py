@@ -1,0 +1,117 @@
+"""The command line: help, results on stdout, failures as one line with a hint and an exit code of their own."""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+
+import build
+from warmstart import cli, errors, log
+
+
+@pytest.fixture(autouse=True)
+def _own_settings() -> None:
+    log.configure()
+
+
+def run(*argv: str) -> int:
+    return cli.main(build.VERBS, argv)
+
+
+def test_help_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        run("--help")
+    assert stop.value.code == 0
+    text = capsys.readouterr().out
+    assert all(f"  {verb} " in text for verb in build.VERBS)
+
+
+@pytest.mark.parametrize("verb", list(build.VERBS))
+def test_every_verb_takes_the_common_options(verb: str) -> None:
+    positional = ["x.log"] if verb == "phases" else []
+    args = cli.parser(build.VERBS).parse_args([verb, *positional, "--json", "--dry-run", "--debug", "-q"])
+    assert (args.json, args.dry_run, args.debug, args.quiet) == (True, True, True, True)
+
+
+def test_make_knows_every_verb() -> None:
+    text = (build.ROOT / "Makefile").read_text(encoding="utf-8")
+    assert [v for v in build.VERBS if f"\n{v}:" not in text] == []
+
+
+def test_plan_json_has_what_the_contract_names(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("plan", "cpu", "--json") == 0
+    plan = json.loads(capsys.readouterr().out)
+    wanted = "plan_id arch lane cache_key tags base env labels versions patches inputs steps".split()
+    assert [k for k in wanted if k not in plan] == []
+
+
+def test_plan_shows_where_a_value_comes_from(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("plan", "cpu") == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["versions.vllm", "0.32.0", "arch/cpu.toml"] in rows
+
+
+def test_archs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("archs", "--json") == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert rows[0]["arch"] == "cpu"
+
+
+def test_render_to_a_file(tmp_path: Path) -> None:
+    assert run("render", "cpu", "-o", str(tmp_path / "Containerfile"), "-q") == 0
+    assert (tmp_path / "Containerfile").read_text(encoding="utf-8").count("\nFROM ") > 3
+
+
+def test_render_to_a_place_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("render", "cpu", "-o", "/no/such/place") == errors.InputError.code
+    assert "can't be written" in capsys.readouterr().err
+
+
+def test_an_unknown_arch_is_one_line_and_a_hint(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("plan", "gfx1155") == errors.UnknownArch.code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.splitlines()[0] == "error: unknown arch 'gfx1155'"
+    assert err.splitlines()[1].startswith("  hint: did you mean gfx115")
+    assert len(err.splitlines()) == 2
+
+
+def test_a_failure_with_json_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("plan", "gfx9999", "--json") == errors.UnknownArch.code
+    told = json.loads(capsys.readouterr().out)
+    assert (told["event"], told["code"]) == ("error", errors.UnknownArch.code)
+
+
+def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: Namespace) -> int:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        cli.main({"broken": (broken, "", ())}, ["broken"])
+
+
+def test_debug_shows_the_traceback_of_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("plan", "gfx9999", "--debug") == errors.UnknownArch.code
+    assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", [errors.Interrupted, errors.Terminated])
+def test_interruptions_have_the_shells_codes(kind: type[errors.WarmstartError]) -> None:
+    def stopped(_: Namespace) -> int:
+        raise kind("stopped")
+
+    assert cli.main({"stopped": (stopped, "", ())}, ["stopped"]) == kind.code
+
+
+def test_no_image_off_linux(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("platform.system", lambda: "Darwin")
+    assert run("image", "cpu") == errors.HostUnsupported.code
+    assert "Darwin" in capsys.readouterr().err
+
+
+def test_phases_of_a_file_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("phases", "/no/such.log") == errors.InputError.code
+    assert len(capsys.readouterr().err.splitlines()) <= 2

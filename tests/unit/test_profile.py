@@ -1,0 +1,91 @@
+"""Profiles: merging, origins, and what is refused."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from warmstart import profile
+from warmstart.errors import ProfileError, UnknownArch
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A copy of arch/ to break."""
+    shutil.copytree(ROOT / "arch", tmp_path / "arch")
+    return tmp_path
+
+
+def edit(tree: Path, file: str, old: str, new: str) -> None:
+    path = tree / "arch" / file
+    text = path.read_text(encoding="utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new, 1), encoding="utf-8")
+
+
+def test_every_committed_profile_loads() -> None:
+    assert "cpu" in profile.archs(ROOT)
+    for arch in profile.archs(ROOT):
+        assert profile.load(ROOT, arch).profile.arch == arch
+
+
+def test_origin_of_every_value_is_known() -> None:
+    loaded = profile.load(ROOT, "cpu")
+    assert loaded.origins["versions.vllm"] == "arch/cpu.toml"
+    assert loaded.origins["env.DO_NOT_TRACK"] == "arch/defaults.toml"
+
+
+def test_the_arch_file_wins_over_defaults(tree: Path) -> None:
+    edit(tree, "cpu.toml", "[env]\n", '[env]\nDO_NOT_TRACK = "0"\n')
+    loaded = profile.load(tree, "cpu")
+    assert loaded.profile.env["DO_NOT_TRACK"] == "0"
+    assert loaded.origins["env.DO_NOT_TRACK"] == "arch/cpu.toml"
+    assert loaded.profile.env["PYTHONUNBUFFERED"] == "1"
+
+
+def test_unknown_arch_names_the_nearest() -> None:
+    with pytest.raises(UnknownArch) as caught:
+        profile.load(ROOT, "cpuu")
+    assert "did you mean cpu?" in caught.value.hint
+
+
+@pytest.mark.parametrize("bad", ["../cpu", "gfx", "CPU", "defaults", "cuts"])
+def test_what_is_no_arch_is_refused(bad: str) -> None:
+    with pytest.raises(UnknownArch):
+        profile.load(ROOT, bad)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "key", "near"),
+    [
+        ("compilers =", "compiler =", "compiler", "compilers"),
+        ("suite =", "suit =", "base.suit", "base.suite"),
+        ("unpacked-mb =", "unpacked_mb =", "budget.unpacked_mb", "budget.unpacked-mb"),
+        ('name = "pytorch-cpu"', 'nam = "pytorch-cpu"', "wheels.indexes.nam", "wheels.indexes.name"),
+    ],
+)
+def test_misspelt_keys_are_refused_with_a_suggestion(tree: Path, old: str, new: str, key: str, near: str) -> None:
+    edit(tree, "cpu.toml", old, new)
+    with pytest.raises(ProfileError) as caught:
+        profile.load(tree, "cpu")
+    assert caught.value.message == f"arch/cpu.toml: unknown key {key}"
+    assert caught.value.hint == f"did you mean {near}?"
+
+
+def test_a_bad_value_names_key_and_file(tree: Path) -> None:
+    edit(tree, "cpu.toml", 'lane = "cpu"', 'lane = "gpu"')
+    with pytest.raises(ProfileError) as caught:
+        profile.load(tree, "cpu")
+    assert "lane" in caught.value.message
+    assert caught.value.hint == "set in arch/cpu.toml"
+
+
+def test_broken_toml_is_one_line(tree: Path) -> None:
+    (tree / "arch/cpu.toml").write_text("lane = \n", encoding="utf-8")
+    with pytest.raises(ProfileError) as caught:
+        profile.load(tree, "cpu")
+    assert "\n" not in caught.value.message

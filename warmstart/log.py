@@ -1,0 +1,136 @@
+"""What the user sees while something runs: steps with seconds, and one JSON object a line with --json.
+
+Everything for people goes to stderr, so that stdout holds only what a verb returns.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+TICK = 0.2  # seconds between two updates of the live line: fast enough to look alive, slow enough to cost nothing
+
+
+class _Settings:
+    """How to show progress; set once by the command line."""
+
+    json = False
+    quiet = False
+    debug = False
+
+
+settings = _Settings()
+
+
+def configure(*, json: bool = False, quiet: bool = False, debug: bool = False) -> None:
+    """Choose the form of progress for this process."""
+    settings.json, settings.quiet, settings.debug = json, quiet, debug
+
+
+def event(kind: str, **fields: Any) -> None:
+    """With --json: one object on stdout. Otherwise nothing."""
+    if settings.json:
+        print(json.dumps({"event": kind, **fields}), flush=True)
+
+
+def info(text: str) -> None:
+    """A line for people, unless -q."""
+    event("info", text=text)
+    if not settings.quiet:
+        _print(text)
+
+
+def warn(text: str) -> None:
+    """A warning: shown even with -q."""
+    event("warning", text=text)
+    prefix = "::warning::" if _in_github() else "warning: "
+    _print(f"{prefix}{text}")
+
+
+def debug(text: str) -> None:
+    """A line shown only with --debug."""
+    if settings.debug:
+        _print(text)
+
+
+def error(message: str, hint: str = "", code: int = 1) -> None:
+    """The one line of a failure, and its hint below."""
+    event("error", message=message, hint=hint, code=code)
+    _print(f"{'::error::' if _in_github() else 'error: '}{message}")
+    if hint:
+        _print(f"  hint: {hint}")
+
+
+class Step:
+    """The running step; `note` shows what it is at (a live line on a terminal only)."""
+
+    def __init__(self, title: str) -> None:
+        self.title = title
+        self.started = time.monotonic()
+        self.detail = ""
+
+    def note(self, detail: str) -> None:
+        """Show `detail` behind the step's title until the next note."""
+        self.detail = detail
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the step began."""
+        return time.monotonic() - self.started
+
+
+@contextmanager
+def step(title: str) -> Iterator[Step]:
+    """Announce a step, keep it visibly alive, and close it with its seconds.
+
+    On a terminal: one line that counts seconds. In CI: a fold group. With --json: begin and end events.
+    """
+    current = Step(title)
+    event("step", title=title, state="begin")
+    live = sys.stderr.isatty() and not (settings.quiet or settings.debug or settings.json)
+    stop = threading.Event()
+    ticker = threading.Thread(target=_tick, args=(current, stop), daemon=True) if live else None
+    if ticker:
+        ticker.start()
+    elif _in_github():
+        _print(f"::group::{title}")
+    elif not settings.quiet:
+        _print(f"• {title}")
+    state = "failed"
+    try:
+        yield current
+        state = "done"
+    finally:
+        stop.set()
+        if ticker:
+            ticker.join()
+        mark = "✓" if state == "done" else "✗"
+        if ticker:
+            sys.stderr.write("\r\033[K")
+        if not settings.quiet:
+            _print(f"{mark} {title}  {current.seconds:.1f} s")
+        if _in_github() and not ticker:
+            _print("::endgroup::")
+        event("step", title=title, state=state, seconds=round(current.seconds, 3))
+
+
+def _tick(current: Step, stop: threading.Event) -> None:
+    while not stop.wait(TICK):
+        width = os.get_terminal_size(sys.stderr.fileno()).columns
+        line = f"· {current.title}  {current.seconds:.0f} s  {current.detail}"
+        sys.stderr.write("\r\033[K" + line[: width - 1])
+        sys.stderr.flush()
+
+
+def _print(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _in_github() -> bool:
+    return os.environ.get("GITHUB_ACTIONS") == "true"

@@ -1,0 +1,233 @@
+"""The plan: a frozen value made from profile, lock and the tree; the only input of every later step.
+
+`plan_id` is the digest of everything in it but itself and the tags and labels that hold it. `cache_key` covers
+only what decides whether a cached kernel or verdict is still right, so that a new label throws no cache away.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tomllib
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from warmstart import lock as locks
+from warmstart.cuts import VENV, Cuts
+from warmstart.lock import Lock, LockedBase, Wheel
+from warmstart.profile import NOT_IN_IMAGE, Loaded, Profile
+
+HOME = "/opt/warmstart"  # our own files inside the image
+
+# Version of the benchmark function that makes verdicts. A verdict of another version is not comparable.
+BENCH_VERSION = "stock"
+
+
+class PlannedBase(msgspec.Struct, frozen=True):
+    """The base by the name under which it lies in the engine's storage, and what it is made of."""
+
+    ref: str
+    key: str
+    locked: LockedBase
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """All that decides an image. Same plan, same Containerfile, same image."""
+
+    schema: Literal[1] = 1
+    plan_id: str
+    arch: str
+    lane: str
+    cache_key: str
+    epoch: int
+    state: str  # the lock's state
+    tags: tuple[str, ...]
+    base: PlannedBase
+    versions: dict[str, str]
+    env: dict[str, str]
+    labels: dict[str, str]
+    patches: dict[str, tuple[str, ...]]  # component → patch files in the order of its series
+    caches: dict[str, str]  # cache name → directory on the volume
+    cuts: Cuts
+    wheels: tuple[Wheel, ...]
+    inputs: dict[str, str]  # name → sha256 of a part of the tree or of the lock
+    steps: tuple[str, ...]  # stages of the Containerfile, in order
+    profile: Profile
+
+
+def make(root: Path, loaded: Loaded, lock: Lock, cuts: Cuts) -> Plan:
+    """The plan for a profile and its lock, with the tree below `root` as it is now."""
+    profile = loaded.profile
+    caches = _caches(root, profile)
+    patches = {name: series(root, name) for name in profile.patches}
+    inputs = _inputs(root, profile, lock, cuts, patches)
+    key = f"{profile.arch}-{locks.digest(_cache_inputs(profile, lock, inputs))[:12]}"
+    directories = {c["name"]: f"{caches['volume']}/{key}/{c['path']}" for c in caches["cache"]}
+    slimming = {"cuts": cuts.rules("os"), "slim": tree_digest(root / "image" / "slim.py")}
+    base_key = locks.base_key(lock.base, lock.epoch, slimming)
+    plan = Plan(
+        plan_id="",
+        arch=profile.arch,
+        lane=profile.lane,
+        cache_key=key,
+        epoch=lock.epoch,
+        state=lock.state,
+        tags=(),
+        base=PlannedBase(ref=_base_ref(profile, lock, base_key), key=base_key, locked=lock.base),
+        versions={k: v for k, v in msgspec.to_builtins(profile.versions).items() if v},
+        env=_env(profile, caches, directories),
+        labels={},
+        patches=patches,
+        caches=directories,
+        cuts=cuts,
+        wheels=lock.wheels,
+        inputs=inputs,
+        steps=_steps(profile, patches),
+        profile=profile,
+    )
+    return _named(plan)
+
+
+def tree_digest(*paths: Path) -> str:
+    """sha256 over names, executable bits and contents of files and folders, independent of time and place."""
+    total = hashlib.sha256()
+    for top in paths:
+        files = [top] if top.is_file() else sorted(p for p in top.rglob("*") if p.is_file())
+        for file in files:
+            if "__pycache__" in file.parts or file.suffix == ".pyc":
+                continue
+            name = file.relative_to(top.parent).as_posix()
+            mode = "x" if file.stat().st_mode & 0o100 else "-"
+            content = hashlib.sha256(file.read_bytes()).hexdigest()
+            total.update(f"{mode} {name} {content}\n".encode())
+    return total.hexdigest()
+
+
+def series(root: Path, component: str) -> tuple[str, ...]:
+    """Patch files of a component in the order of its series file."""
+    file = root / "patches" / component / "series"
+    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+    return tuple(line.split("#")[0].strip() for line in lines if line.split("#")[0].strip())
+
+
+def _inputs(
+    root: Path, profile: Profile, lock: Lock, cuts: Cuts, patches: dict[str, tuple[str, ...]]
+) -> dict[str, str]:
+    inputs = {
+        "Containerfile.j2": tree_digest(root / "Containerfile.j2"),
+        **{f"image/{f.name}": tree_digest(f) for f in sorted((root / "image").iterdir()) if f.is_file()},
+        "sitecustomize": tree_digest(root / "sitecustomize"),
+        "caches": tree_digest(root / "caches"),
+        "lock/base": locks.digest(msgspec.to_builtins(lock.base)),
+    }
+    for layer in layers(profile):
+        wheels = [w for w in lock.wheels if w.layer == layer]
+        inputs[f"lock/{layer}"] = locks.digest(msgspec.to_builtins(wheels))
+        inputs[f"cuts/{layer}"] = locks.digest(cuts.rules(layer))
+    for component, files in patches.items():
+        folder = root / "patches" / component
+        inputs[f"patches/{component}"] = tree_digest(folder / "series", *(folder / f for f in files))
+    return inputs
+
+
+def layers(profile: Profile) -> tuple[str, ...]:
+    """Names of the wheel layers, least changing first: arch-neutral Python, torch (and ROCm), vLLM."""
+    return ("python", *profile.wheels.layers)
+
+
+def _cache_inputs(profile: Profile, lock: Lock, inputs: dict[str, str]) -> dict[str, Any]:
+    versions = profile.versions
+    return {
+        "arch": profile.arch,
+        "rocm": versions.rocm,
+        "python": versions.python,
+        "libstdc++": next((p.version for p in lock.base.packages if p.name.startswith("libstdc++6")), lock.base.digest),
+        "torch": versions.torch,
+        "triton": versions.triton,
+        "vllm": versions.vllm,
+        "aiter": versions.aiter,
+        "patches": {k: v for k, v in inputs.items() if k.startswith("patches/")},
+        "env": {k: v for k, v in profile.env.items() if k.startswith(("TRITON_", "AITER_"))},
+        "bench": BENCH_VERSION,
+        "path": VENV,
+    }
+
+
+def _caches(root: Path, profile: Profile) -> dict[str, Any]:
+    data = tomllib.loads((root / "caches" / "caches.toml").read_text(encoding="utf-8"))
+    data["cache"] = [c for c in data["cache"] if profile.lane in c.get("lanes", [profile.lane])]
+    return data
+
+
+def _env(profile: Profile, caches: dict[str, Any], directories: dict[str, str]) -> dict[str, str]:
+    """The ENV table of the image: paths, caches, then the profile's own, which wins."""
+    env = {
+        "PATH": f"{VENV}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "VIRTUAL_ENV": VENV,
+        "LANG": "C.UTF-8",
+        "HF_HOME": caches["models"],
+        "WARMSTART_CACHES": ":".join(sorted(directories.values())),
+    }
+    for cache in caches["cache"]:
+        env |= dict.fromkeys(cache["env"], directories[cache["name"]])
+    return dict(sorted((env | profile.env).items()))
+
+
+def _steps(profile: Profile, patches: dict[str, tuple[str, ...]]) -> tuple[str, ...]:
+    patched = ("patched",) if any(patches.values()) else ()
+    return ("os", *layers(profile), *patched, "runtime")
+
+
+def _base_ref(profile: Profile, lock: Lock, key: str) -> str:
+    if lock.base.kind == "image":
+        return f"{lock.base.image}@{lock.base.digest}"
+    return f"localhost/warmstart/base:{lock.base.suite}-{key[:12]}"
+
+
+def _named(plan: Plan) -> Plan:
+    """Give the plan its id, then the tags and labels that hold it."""
+    content = msgspec.to_builtins(plan)
+    for key in NOT_IN_IMAGE:
+        content["profile"].pop(key, None)
+    plan_id = locks.digest(content)
+    profile, versions = plan.profile, plan.versions
+    repository = profile.image.repository
+    tags = (f"{repository}:{plan.arch}-vllm{versions['vllm']}-{plan_id[:12]}", f"{repository}:{plan.arch}")
+    labels = _labels(plan, plan_id)
+    return msgspec.structs.replace(plan, plan_id=plan_id, tags=tags, labels=labels)
+
+
+def _labels(plan: Plan, plan_id: str) -> dict[str, str]:
+    from datetime import UTC, datetime
+
+    profile, versions, device = plan.profile, plan.versions, plan.profile.device
+    oci, own = "org.opencontainers.image.", "io.warmstart."
+    labels = {
+        f"{oci}title": f"{profile.image.title} ({plan.arch})",
+        f"{oci}description": profile.summary,
+        f"{oci}vendor": profile.image.vendor,
+        f"{oci}source": profile.image.source,
+        f"{oci}url": profile.image.source,
+        f"{oci}documentation": f"{profile.image.source}#readme",
+        f"{oci}licenses": profile.image.licenses,
+        f"{oci}version": versions["vllm"],
+        f"{oci}revision": plan_id,
+        f"{oci}ref.name": f"{plan.arch}-vllm{versions['vllm']}-{plan_id[:12]}",
+        f"{oci}created": datetime.fromtimestamp(plan.epoch, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        f"{oci}authors": profile.image.vendor,
+        f"{oci}base.name": plan.base.ref.partition("@")[0],
+        f"{oci}base.digest": plan.base.locked.digest or f"sha256:{plan.base.key}",
+        f"{own}arch": plan.arch,
+        f"{own}plan-id": plan_id,
+        f"{own}cache-key": plan.cache_key,
+        f"{own}vllm": versions["vllm"],
+        f"{own}torch": versions["torch"],
+        f"{own}triton": versions.get("triton", ""),
+        f"{own}rocm": versions.get("rocm", ""),
+        f"{own}aiter": versions.get("aiter", ""),
+        f"{own}wave": str(device.wave) if device else "",
+        f"{own}min-kernel": device.min_kernel if device else "",
+        f"{own}bad-firmware": ",".join(device.bad_firmware) if device else "",
+    }
+    return dict(sorted(labels.items()))

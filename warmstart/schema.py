@@ -1,0 +1,142 @@
+"""The tables of a profile, typed. What a key means is said here, why it has its value in `arch/`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Lane = Literal["wheel", "vendor", "source", "cpu"]
+
+
+class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
+    """A table of a profile: unknown keys are errors."""
+
+
+class Base(_Table, frozen=True, kw_only=True):
+    """What the image stands on: a rootfs made from distribution packages, or a registry image by digest."""
+
+    kind: Literal["rootfs", "image"]
+    suite: str = ""  # rootfs: the distribution's suite
+    packages: tuple[str, ...] = ()  # rootfs: what is installed besides the essential packages
+    keyring: str = ""  # rootfs: file in arch/ with the keys that sign the suite; empty for the host's own
+    image: str = ""  # image: registry reference; its digest is in the lock
+
+
+class Versions(_Table, frozen=True, kw_only=True):
+    """Versions that belong together, stored and never computed."""
+
+    python: str
+    vllm: str
+    variant: str = ""  # local part of the vLLM wheel's version: without it a CUDA wheel matches too
+    torch: str
+    torchvision: str = ""
+    torchaudio: str = ""
+    triton: str = ""
+    rocm: str = ""
+    aiter: str = ""
+
+
+class Index(_Table, frozen=True, kw_only=True):
+    """A vendor's own wheel index, and the only distributions that are looked for there."""
+
+    name: str
+    url: str
+    packages: tuple[str, ...]
+
+
+class Wheels(_Table, frozen=True, kw_only=True):
+    """Which distributions go in, and who built those that are not the upstream project's own."""
+
+    requires: tuple[str, ...]  # top-level requirements; {vllm}, {torch} … stand for the versions above
+    platform: str  # uv's name for the target platform, e.g. x86_64-manylinux_2_36
+    layers: dict[str, tuple[str, ...]]  # layer → distributions in it; all others are in layer "python"
+    indexes: tuple[Index, ...] = ()
+    builders: dict[str, str] = {}  # distribution → who built its wheel
+    overrides: tuple[str, ...] = ()  # replace what any distribution requires of another, its extras with it
+    from_source: dict[str, dict[str, str]] = {}  # offered as sources only → ENV under which its wheel is made
+
+
+class Device(_Table, frozen=True, kw_only=True):
+    """Facts of the GPU that images, seeds and the doctor need. Absent for `cpu`."""
+
+    extra: str  # the one device extra of the ROCm wheels
+    wave: Literal[32, 64]  # wave size in lanes
+    unified_memory: bool
+    products: tuple[str, ...] = ()  # names on the box
+    llc_mib: float = 0.0  # largest last-level cache of the products, in MiB: what a benchmark has to flush
+    min_kernel: str = ""
+    bad_firmware: tuple[str, ...] = ()
+
+
+class Aiter(_Table, frozen=True, kw_only=True):
+    """How aiter's compiled part gets into the image."""
+
+    mode: Literal["core", "set", "off"] = "off"
+
+
+class Feature(_Table, frozen=True, kw_only=True):
+    """A part that only some archs have. Its wheels join `wheels`, its environment joins `env`."""
+
+    why: str
+    enabled: bool
+    layer: str = ""  # where it goes; empty for a layer of its own, named like the feature
+    requires: tuple[str, ...] = ()
+    indexes: dict[str, tuple[str, ...]] = {}  # index → which of them it offers
+    packages: tuple[str, ...] = ()  # distribution packages, unpacked into the layer
+    env: dict[str, str] = {}
+
+
+class Source(_Table, frozen=True, kw_only=True):
+    """Lane `source`: what the stage that builds vLLM needs besides the image's own wheels."""
+
+    packages: tuple[str, ...]  # distribution packages
+    requires: tuple[str, ...]  # distributions
+    archs: str  # PYTORCH_ROCM_ARCH
+    env: dict[str, str] = {}
+    trees: dict[str, str] = {}  # ENV that names an unpacked source tree → repository@commit/folder
+
+
+class Image(_Table, frozen=True, kw_only=True):
+    """Name and labels of the built image."""
+
+    repository: str
+    title: str
+    vendor: str
+    source: str
+    licenses: str
+
+
+class Budget(_Table, frozen=True, kw_only=True):
+    """The largest allowed image, in MB (10^6 bytes)."""
+
+    unpacked_mb: int
+    pull_mb: int = 0
+    basis: Literal["measured", "computed"] = "measured"  # computed from the sizes of wheels, never built
+
+
+class Profile(_Table, frozen=True, kw_only=True):
+    """Everything known about one arch."""
+
+    schema: Literal[1]
+    arch: str
+    family: str = ""
+    summary: str
+    lane: Lane
+    hardware_validated: bool = False
+    base: Base
+    versions: Versions
+    wheels: Wheels
+    device: Device | None = None
+    aiter: Aiter = Aiter()
+    features: dict[str, Feature] = {}
+    source_lane: Source | None = None
+    lanes: dict[str, str] = {}  # other lanes that can be chosen → what they are for
+    serve: dict[str, str] = {}  # flags that `vllm serve` gets unless the user gives them
+    removals: tuple[str, ...] = ()  # files below site-packages that break this arch; large ones are cuts
+    compilers: tuple[str, ...] = ()  # programs that may be in the runtime image because a JIT needs them
+    patches: tuple[str, ...] = ()  # components under patches/ whose series is applied
+    env: dict[str, str] = {}
+    image: Image
+    budget: Budget
+    evidence: dict[str, str] = {}  # profile key → link to why its value is what it is

@@ -1,0 +1,67 @@
+"""Profiles and plans as text for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from warmstart.plan import Plan
+from warmstart.profile import Profile, leaves
+
+
+def arch(profile: Profile) -> dict[str, Any]:
+    """One row of the table of archs."""
+    versions = profile.versions
+    return {
+        "arch": profile.arch,
+        "lane": profile.lane,
+        "rocm": versions.rocm,
+        "torch": versions.torch,
+        "vllm": versions.vllm,
+        "aiter": versions.aiter or profile.aiter.mode,
+        "budget_mb": profile.budget.unpacked_mb,
+        "hardware_validated": profile.hardware_validated,
+        "summary": profile.summary,
+    }
+
+
+def archs(rows: Sequence[dict[str, Any]]) -> str:
+    """The table of archs."""
+    head = ["arch", "lane", "ROCm", "torch", "vLLM", "aiter", "hardware-validated", ""]
+    keys = ["arch", "lane", "rocm", "torch", "vllm", "aiter", "hardware_validated", "summary"]
+    shown = [[_cell(row[k]) for k in keys] for row in rows]
+    return grid([head, *shown])
+
+
+def plan(planned: Plan, origins: dict[str, str]) -> str:
+    """The plan for people: what is built, of what, and which file set each value."""
+    top = [
+        ["plan", planned.plan_id[:12]],
+        ["arch", f"{planned.arch} (lane {planned.lane}, lock {planned.state})"],
+        ["cache key", planned.cache_key],
+        ["tags", " ".join(planned.tags)],
+        ["base", f"{planned.base.ref} ({len(planned.base.locked.packages)} packages)"],
+        ["wheels", f"{len(planned.wheels)}, {sum(w.size for w in planned.wheels) / 1e6:.0f} MB to fetch"],
+        ["patches", ", ".join(f"{c}/{f}" for c, files in planned.patches.items() for f in files) or "none"],
+        ["steps", " → ".join(planned.steps)],
+    ]
+    values = [[key, _cell(value), origins.get(key, "default")] for key, value in leaves(planned.profile).items()]
+    return f"{grid(top)}\n\n{grid(sorted(values))}"
+
+
+def grid(rows: Sequence[Sequence[str]]) -> str:
+    """Columns aligned by spaces; the last one is left ragged."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (list, tuple)):
+        return (
+            " ".join(map(str, value)) if all(isinstance(v, str) for v in value) else msgspec.json.encode(value).decode()
+        )
+    return str(value)
