@@ -1,0 +1,81 @@
+"""The lock verb: resolve a profile into a lock, or check the committed one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from pathlib import Path
+
+import msgspec
+
+from warmstart import lock as locks
+from warmstart import log, pins, rootfs, solve
+from warmstart.cuts import Cuts
+from warmstart.lock import Lock, LockedBase
+from warmstart.profile import Profile
+
+
+class Told(msgspec.Struct, frozen=True):
+    """What `lock` did or found."""
+
+    path: str
+    state: str
+    changes: tuple[str, ...]
+
+
+def lock(
+    root: Path, state: Path, profile: Profile, cuts: Cuts, *, without_indexes: Collection[str] = (), pin: bool = False
+) -> Told:
+    """Resolve base and wheels and write `arch/<arch>.lock.json`.
+
+    With `pin` the vendors' indexes are not asked: their wheels get a version and no hash (state `pins`). The epoch
+    is kept when nothing else changed, so that locking twice changes no byte. Raises Unreachable.
+    """
+    path = locks.committed(root, profile.arch)
+    old = locks.parse(path) if path.is_file() else None
+    if pin:
+        base = _base(root, state, profile, cuts)
+        new = pins.pins(profile, cuts.dropped, base.packages, int(time.time()))
+    else:
+        wheels = solve.resolve(profile, cuts.dropped, without_indexes=without_indexes)
+        new = Lock(
+            schema=1,
+            arch=profile.arch,
+            state="resolved",
+            epoch=int(time.time()),
+            profile=locks.wanted(profile, cuts.dropped),
+            base=_base(root, state, profile, cuts),
+            wheels=wheels,
+        )
+    if old and msgspec.structs.replace(new, epoch=old.epoch) == old:
+        new = old
+    locks.write(path, new)
+    return Told(f"arch/{path.name}", new.state, _changes(old, new))
+
+
+def check(root: Path, profile: Profile, cuts: Cuts) -> Told:
+    """Whether the committed lock fits the profile. Raises LockMissing or LockMismatch."""
+    found = locks.read(root, root / "no-relock", profile, cuts.dropped)
+    return Told(f"arch/{profile.arch}.lock.json", found.state, ())
+
+
+def text(told: Told) -> str:
+    """For people."""
+    return "\n".join([*told.changes, f"{told.path}: {told.state}"])
+
+
+def _base(root: Path, state: Path, profile: Profile, cuts: Cuts) -> LockedBase:
+    if profile.base.kind == "image":
+        return LockedBase(
+            kind="image", image=profile.base.image, digest=rootfs.resolve_image_digest(profile.base.image)
+        )
+    with log.step(f"base: {profile.base.suite} from distribution packages"):
+        packages = rootfs.resolve(root, state, profile, cuts)
+    return LockedBase(kind="rootfs", suite=profile.base.suite, packages=packages)
+
+
+def _changes(old: Lock | None, new: Lock) -> tuple[str, ...]:
+    if old is None:
+        return (f"{len(new.base.packages)} packages, {len(new.wheels)} wheels",)
+    rows = locks.changed(old.base, old.wheels, new.base, new.wheels)
+    return tuple(f"{name}: {before} → {after}" for name, before, after in rows)
