@@ -1,0 +1,51 @@
+"""CPU seconds of the quick verbs, median of several runs: `python bench/cli.py [runs]`.
+
+Goals: `--help` ≤ 0.080 s, `plan --json` ≤ 0.150 s, rendering all archs ≤ 1 s.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PYTHON = str(ROOT / ".venv/bin/python")
+sys.path.insert(0, str(ROOT))
+
+
+def cpu(argv: Sequence[str]) -> float:
+    """User and system seconds of one run of a command."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(argv, cwd=ROOT, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def median(argv: Sequence[str], runs: int) -> float:
+    """Median CPU seconds after one uncounted run, which fills the page cache and compiles byte code."""
+    cpu(argv)
+    return round(statistics.median(cpu(argv) for _ in range(runs)), 4)
+
+
+def main() -> None:
+    """Print the figures as JSON."""
+    from warmstart.profile import archs
+
+    runs = int(sys.argv[1]) if len(sys.argv) > 1 else 9
+    figures = {
+        "python -c pass": median([PYTHON, "-c", "pass"], runs),
+        "build.py --help": median([PYTHON, "build.py", "--help"], runs),
+        "build.py plan --json": median([PYTHON, "build.py", "plan", "cpu", "--json"], runs),
+        "build.py render, all archs": round(sum(median([PYTHON, "build.py", "render", a], 3) for a in archs(ROOT)), 4),
+    }
+    print(json.dumps({"processors": os.cpu_count(), "runs": runs, "cpu_seconds": figures}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
