@@ -1,0 +1,100 @@
+"""Run the image tests on an image and write their record, which publishing asks for."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import msgspec
+
+from warmstart import engine, log, run
+from warmstart.engine import Capabilities
+from warmstart.errors import VerifyFailed
+from warmstart.plan import Plan
+
+
+class Test(msgspec.Struct, frozen=True):
+    """One image test: its name, how it ended, and its seconds."""
+
+    name: str
+    outcome: str  # passed, failed, skipped
+    seconds: float
+    message: str = ""
+
+
+class Verified(msgspec.Struct, frozen=True):
+    """`.warmstart/<arch>/verify.json`: the image tests' verdict on one image."""
+
+    image_id: str
+    plan_id: str
+    passed: int
+    failed: int
+    skipped: int
+    tests: tuple[Test, ...]
+
+
+def verify(root: Path, state: Path, caps: Capabilities, plan: Plan, ref: str, only: str = "") -> Verified:
+    """Test the image `ref`, built from `plan`; write JUnit XML, and verify.json when the whole suite ran.
+
+    `only` is a pytest -k expression for trying a part. Raises VerifyFailed when a test failed.
+    """
+    folder = state / plan.arch
+    folder.mkdir(parents=True, exist_ok=True)
+    image_id = engine.inspect(caps, ref).image_id
+    planned, junit = folder / "plan.json", folder / "verify.xml"
+    planned.write_bytes(msgspec.json.encode(plan, order="sorted"))
+    junit.unlink(missing_ok=True)
+    record = folder / "verify.json"
+    record.unlink(missing_ok=True)  # a run that is broken off leaves no verdict
+    env = engine.environment(caps) | {
+        "WARMSTART_IMAGE": image_id,
+        "WARMSTART_PLAN": str(planned),
+        "WARMSTART_RECORDS": str(folder),
+    }
+    command: list[str | Path] = [
+        sys.executable,
+        "-m",
+        "pytest",
+        root / "tests" / "image",
+        f"--junitxml={junit}",
+        "-q",
+        "-m",
+        "image",
+    ]
+    command += ["-k", only] if only else []
+    with log.step(f"image tests of {plan.arch}") as step:
+        run.run(command, env=env, cwd=root, ok=range(256), log_file=folder / "verify.log", on_line=step.note)
+    verdict = read(junit, image_id, plan.plan_id, folder / "verify.log")
+    if not only:
+        record.write_bytes(msgspec.json.format(msgspec.json.encode(verdict)))
+    if verdict.failed or not verdict.passed:
+        first = next((t for t in verdict.tests if t.outcome == "failed"), None)
+        told = f"{first.name}: {first.message}" if first else "no test ran"
+        raise VerifyFailed(f"{verdict.failed} image tests failed: {told}", hint=f"details in {folder / 'verify.log'}")
+    return verdict
+
+
+def read(junit: Path, image_id: str, plan_id: str, log_file: Path) -> Verified:
+    """A JUnit file as a record. Raises VerifyFailed when pytest left none."""
+    if not junit.is_file():
+        raise VerifyFailed("the image tests could not be run", hint=f"see {log_file}")
+    tests = tuple(_test(case) for case in ElementTree.parse(junit).iter("testcase"))
+    count = {o: sum(t.outcome == o for t in tests) for o in ("passed", "failed", "skipped")}
+    return Verified(image_id=image_id, plan_id=plan_id, **count, tests=tests)
+
+
+def text(verdict: Verified) -> str:
+    """One line for people."""
+    return (
+        f"{verdict.passed} passed, {verdict.failed} failed, {verdict.skipped} skipped  (image {verdict.image_id[:19]})"
+    )
+
+
+def _test(case: ElementTree.Element) -> Test:
+    outcome, message = "passed", ""
+    for kind, meaning in (("failure", "failed"), ("error", "failed"), ("skipped", "skipped")):
+        if (found := case.find(kind)) is not None:
+            outcome, message = meaning, found.get("message", "").splitlines()[0][:300] if found.get("message") else ""
+    name = f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}"
+    return Test(name=name, outcome=outcome, seconds=float(case.get("time", 0)), message=message)
