@@ -29,7 +29,7 @@ def fetch(root: Path, state: Path, loaded: Loaded, planned: Plan, caps: Capabili
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         fetching = pool.submit(wheels.fetch, loaded.profile, planned.wheels, wheelhouse(state))
         try:
-            found = _base(root, state, planned, caps)
+            found = base(root, state, planned, caps)
         finally:
             fetching.result()
     if found is None:
@@ -42,22 +42,22 @@ def wheelhouse(state: Path) -> Path:
     return state / "wheels"
 
 
-def _base(root: Path, state: Path, planned: Plan, caps: Capabilities) -> tuple[Package, ...] | None:
+def base(root: Path, state: Path, planned: Plan, caps: Capabilities) -> tuple[Package, ...] | None:
     """Bring the base into the engine's storage. Returns the packages found if they are not the locked ones."""
-    base = planned.base
-    if base.locked.kind == "image":
-        engine.pull(caps, base.ref, base.locked.digest)
+    wanted = planned.base
+    if wanted.locked.kind == "image":
+        engine.pull(caps, wanted.ref, wanted.locked.digest)
         return None
-    if engine.exists(caps, base.ref):
+    if engine.exists(caps, wanted.ref):
         return None
     folder = state / "bases"
     folder.mkdir(parents=True, exist_ok=True)
-    tar = folder / f"{base.key}.tar"
-    with log.step(f"base: {base.locked.suite} from distribution packages"):
+    tar = folder / f"{wanted.key}.tar"
+    with log.step(f"base: {wanted.locked.suite} from distribution packages"):
         found = rootfs.make(root, planned, tar, state / planned.arch / "rootfs.log")
-    if rootfs.check(base.locked.packages, found):
+    if rootfs.check(wanted.locked.packages, found):
         return found
-    engine.import_rootfs(caps, tar, base.ref, planned.epoch, state / planned.arch / "base.log")
+    engine.import_rootfs(caps, tar, wanted.ref, planned.epoch, state / planned.arch / "base.log")
     tar.unlink()
     return None
 

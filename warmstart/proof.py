@@ -68,9 +68,7 @@ def hint(error: str) -> str:
         return "rootless: install uidmap, name the user in /etc/subuid and /etc/subgid, allow user namespaces"
     if re.search(r"overlay|storage|graph|mount_program", words):
         return 'the image store fails here: set CONTAINERS_STORAGE_CONF to a storage.conf with driver = "vfs"'
-    return (
-        "an OCI runtime (runc or crun) and the right to start containers are needed; try `podman run` by hand"
-    )
+    return "an OCI runtime (runc or crun) and the right to start containers are needed; try `podman run` by hand"
 
 
 def about_network(error: str) -> bool:
@@ -83,7 +81,8 @@ def last_line(failure: CommandFailed) -> str:
     result = getattr(failure, "result", None)
     lines = (result.stderr or result.stdout).splitlines() if result else []
     lines = [line.strip() for line in lines if line.strip() and "level=warning" not in line]
-    return lines[-1].removeprefix("Error: ") if lines else failure.message
+    told = [line for line in lines if "building at STEP" not in line]  # says where, not why
+    return (told or lines or [failure.message])[-1].removeprefix("Error: ")
 
 
 def mounts(folder: Path) -> list[str]:

@@ -140,3 +140,13 @@ class Profile(_Table, frozen=True, kw_only=True):
     image: Image
     budget: Budget
     evidence: dict[str, str] = {}  # profile key → link to why its value is what it is
+
+
+def json_schema() -> str:
+    """The JSON Schema of a merged profile, for editors: the text of `arch/schema.json`."""
+    encoded = msgspec.json.encode(msgspec.json.schema(Profile), order="sorted")
+    return msgspec.json.format(encoded, indent=1).decode() + "\n"
+
+
+if __name__ == "__main__":
+    print(json_schema(), end="")

@@ -44,7 +44,8 @@ def verify(root: Path, state: Path, caps: Capabilities, plan: Plan, ref: str, on
     image_id = engine.inspect(caps, ref).image_id
     planned, junit = folder / "plan.json", folder / "verify.xml"
     planned.write_bytes(msgspec.json.encode(plan, order="sorted"))
-    junit.unlink(missing_ok=True)
+    for old in (junit, folder / "verify.log"):
+        old.unlink(missing_ok=True)
     record = folder / "verify.json"
     record.unlink(missing_ok=True)  # a run that is broken off leaves no verdict
     env = engine.environment(caps) | {

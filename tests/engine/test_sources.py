@@ -477,7 +477,7 @@ def test_what_the_profile_allows_as_sources(tmp_path: Path, serve: Serve, monkey
     (folder / "index.html").write_text(
         '<a href="selector-1.0.tar.gz">selector-1.0.tar.gz</a>', encoding="utf-8"
     )
-    with pytest.raises(Unreachable, match="selector==1.0 is offered without a wheel"):
+    with pytest.raises(Unreachable, match=r"selector==1\.0 is offered without a wheel"):
         solve.resolve(cpu(("selector",)), ())
     given = cpu(("selector",), from_source={"selector": {}})
     found = solve.resolve(given, ())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from warmstart import profile
+from warmstart import profile, schema
 from warmstart.errors import ProfileError, UnknownArch
 
 ROOT = Path(__file__).parents[2]
@@ -89,3 +89,8 @@ def test_broken_toml_is_one_line(tree: Path) -> None:
     with pytest.raises(ProfileError) as caught:
         profile.load(tree, "cpu")
     assert "\n" not in caught.value.message
+
+
+def test_the_committed_schema_is_current() -> None:
+    committed = (ROOT / "arch/schema.json").read_text(encoding="utf-8")
+    assert committed == schema.json_schema(), "python -m warmstart.schema > arch/schema.json"
