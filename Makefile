@@ -33,6 +33,8 @@ verify:  ready-all     ## run the image tests and write their record
 smoke:   verify        ## the same as verify
 size:    ready-engine  ## the image by layer and component, against its budget
 	@$(build) size $(ARCH) $(ARGS)
+patches-check: ready   ## apply all patches to the sources they are for
+	@$(build) patches-check $(ARGS)
 prune:   ready-engine  ## free old images, caches and build caches
 	@$(build) prune $(ARGS)
 phases:  ready         ## a saved vLLM log as phases with seconds (FILE=vllm.log)

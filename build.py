@@ -39,10 +39,12 @@ def image(args: Namespace) -> int:
 
 def plan_of(args: Namespace) -> tuple[Loaded, Plan]:
     """profile: what is known of the arch. lock: what goes in. plan: both and the tree, frozen."""
-    from warmstart import lock, plan
+    from warmstart import lock, plan, profile
+    from warmstart.profile import Loaded
 
     loaded, cut = profile_of(args)
     locked = lock.read(ROOT, STATE, loaded.profile, cut.dropped, frozen=getattr(args, "frozen", False))
+    loaded = Loaded(profile.choose(loaded.profile, locked.choice), loaded.origins)
     return loaded, plan.make(ROOT, loaded, locked, cut)
 
 
@@ -91,7 +93,9 @@ def lock(args: Namespace) -> int:
     if args.check:
         told = resolve.check(ROOT, loaded.profile, cut)
     else:
-        told = resolve.lock(ROOT, STATE, loaded.profile, cut, without_indexes=args.without_index, pin=args.pins)
+        told = resolve.lock(
+            ROOT, STATE, loaded.profile, cut, without_indexes=args.without_index, pin=args.pins, choice=args.choose
+        )
     return cli.show(args, told, resolve.text(told))
 
 
@@ -102,6 +106,14 @@ def verify(args: Namespace) -> int:
     ref = args.image or report.read(STATE, planned.arch).image_id
     verdict = verify.verify(ROOT, STATE, probe.probe(STATE), planned, ref, args.only)
     return cli.show(args, verdict, verify.text(verdict))
+
+
+def patches_check(args: Namespace) -> int:
+    """All patches on the pinned sources of every version that some profile names."""
+    from warmstart import patchcheck, profile
+
+    outcomes = patchcheck.check_all(ROOT, STATE, [profile.load(ROOT, name).profile for name in profile.archs(ROOT)])
+    return cli.show(args, outcomes, patchcheck.text(outcomes))
 
 
 def size(args: Namespace) -> int:
@@ -150,6 +162,7 @@ VERBS: cli.Verbs = {
             ARCH,
             ("--check", {"action": "store_true", "help": "only say whether the lock fits the profile"}),
             ("--pins", {"action": "store_true", "help": "versions only for what the vendors' indexes have"}),
+            ("--choose", {"default": "", "help": "one of the profile's wheels.choices, e.g. upstream"}),
             ("--without-index", {"action": "append", "default": [], "help": "do without this index of the profile"}),
         ),
     ),
@@ -173,6 +186,7 @@ VERBS: cli.Verbs = {
         ),
     ),
     "size": (size, "size by layer and component, against the budget", (ARCH,)),
+    "patches-check": (patches_check, "apply all patches to the sources they are for", ()),
     "phases": (phases, "a saved vLLM start log as phases with seconds", (("file", {"help": "the log"}),)),
     "prune": (prune, "free old images, layers and caches of warmstart", ()),
 }

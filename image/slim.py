@@ -135,6 +135,8 @@ def add_name(rules: Rules, layer: str, prefix: Path) -> None:
     for entry in of_layer(rules, "alias", layer):
         folder = prefix / rules["site"] / f"{entry['name']}-{entry['version']}.dist-info"
         original = folder.parent / f"{entry['of'].replace('-', '_')}-{entry['of-version']}.dist-info"
+        if not original.is_dir() and entry.get("optional"):
+            continue
         if not original.is_dir():
             raise SlimError(f"dead alias of layer {layer}: {original.name} isn't installed")
         summary = f"Second name of {entry['of']} {entry['of-version']}, under which it looks itself up"

@@ -28,7 +28,11 @@ def parser(verbs: Verbs) -> argparse.ArgumentParser:
     common.add_argument("--dry-run", action="store_true", help="show the commands, change nothing")
     common.add_argument("--debug", action="store_true", help="echo commands, show tracebacks")
     common.add_argument("-q", "--quiet", action="store_true", help="only warnings and results")
-    top = argparse.ArgumentParser(prog="warmstart", description="Slim vLLM images for AMD GPUs that start warm.")
+    top = argparse.ArgumentParser(
+        prog="warmstart",
+        description="Slim vLLM images for AMD GPUs that start warm.",
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=22),
+    )
     below = top.add_subparsers(dest="verb", metavar="VERB", required=True)
     for name, (function, text, options) in verbs.items():
         verb = below.add_parser(name, help=text, description=text, parents=[common])

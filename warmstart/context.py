@@ -24,8 +24,9 @@ def write(root: Path, folder: Path, plan: Plan) -> None:
     for name in ("image", "sitecustomize", "caches"):
         _copy(root / name, beside / name)
     for component, files in plan.patches.items():
-        for file in ("series", *files):
+        for file in files:
             _copy(root / "patches" / component / file, beside / "patches" / component / file)
+        _text(beside / "patches" / component / "series", "".join(f"{file}\n" for file in files))
     for layer in layers(plan.profile):
         _text(beside / "requirements" / f"{layer}.txt", requirements(plan, layer))
     for layer in ("os", *layers(plan.profile)):

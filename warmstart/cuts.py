@@ -54,6 +54,7 @@ class Alias(Entry, frozen=True, forbid_unknown_fields=True, rename="kebab", kw_o
     version: str
     of: str
     of_version: str
+    optional: bool = False  # the distribution may be absent
 
 
 class Drop(Entry, frozen=True, forbid_unknown_fields=True, rename="kebab", kw_only=True):

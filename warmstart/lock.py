@@ -59,6 +59,7 @@ class Lock(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     profile: str  # what the profile said when the lock was made: see `wanted`
     base: LockedBase
     wheels: tuple[Wheel, ...]
+    choice: str = ""  # which of the profile's wheels.choices was taken
 
 
 def committed(root: Path, arch: str) -> Path:
@@ -77,6 +78,7 @@ def wanted(profile: Profile, dropped: tuple[str, ...]) -> str:
         "base": profile.base,
         "versions": profile.versions,
         "requires": profile.wheels.requires,
+        "choices": profile.wheels.choices,
         "overrides": profile.wheels.overrides,
         "from-source": profile.wheels.from_source,
         "listed": sorted(name for index in profile.wheels.indexes for name in index.packages),

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import msgspec
 
 from warmstart import lock as locks
+from warmstart import patches
 from warmstart.cuts import VENV, Cuts
 from warmstart.lock import Lock, LockedBase, Wheel
 from warmstart.profile import NOT_IN_IMAGE, Loaded, Profile
@@ -60,8 +61,8 @@ def make(root: Path, loaded: Loaded, lock: Lock, cuts: Cuts) -> Plan:
     """The plan for a profile and its lock, with the tree below `root` as it is now."""
     profile = loaded.profile
     caches = _caches(root, profile)
-    patches = {name: series(root, name) for name in profile.patches}
-    inputs = _inputs(root, profile, lock, cuts, patches)
+    chosen = {name: patches.selected(root, name, profile) for name in profile.patches}
+    inputs = _inputs(root, profile, lock, cuts, chosen)
     key = f"{profile.arch}-{locks.digest(_cache_inputs(profile, lock, inputs))[:12]}"
     directories = {c["name"]: f"{caches['volume']}/{key}/{c['path']}" for c in caches["cache"]}
     slimming = {"cuts": cuts.rules("os"), "slim": tree_digest(root / "image" / "slim.py")}
@@ -78,12 +79,12 @@ def make(root: Path, loaded: Loaded, lock: Lock, cuts: Cuts) -> Plan:
         versions={k: v for k, v in msgspec.to_builtins(profile.versions).items() if v},
         env=_env(profile, caches, directories),
         labels={},
-        patches=patches,
+        patches=chosen,
         caches=directories,
         cuts=cuts,
         wheels=lock.wheels,
         inputs=inputs,
-        steps=_steps(profile, patches),
+        steps=_steps(profile, chosen),
         profile=profile,
     )
     return _named(plan)
@@ -104,15 +105,8 @@ def tree_digest(*paths: Path) -> str:
     return total.hexdigest()
 
 
-def series(root: Path, component: str) -> tuple[str, ...]:
-    """Patch files of a component in the order of its series file."""
-    file = root / "patches" / component / "series"
-    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
-    return tuple(line.split("#")[0].strip() for line in lines if line.split("#")[0].strip())
-
-
 def _inputs(
-    root: Path, profile: Profile, lock: Lock, cuts: Cuts, patches: dict[str, tuple[str, ...]]
+    root: Path, profile: Profile, lock: Lock, cuts: Cuts, chosen: dict[str, tuple[str, ...]]
 ) -> dict[str, str]:
     inputs = {
         "Containerfile.j2": tree_digest(root / "Containerfile.j2"),
@@ -125,9 +119,8 @@ def _inputs(
         wheels = [w for w in lock.wheels if w.layer == layer]
         inputs[f"lock/{layer}"] = locks.digest(msgspec.to_builtins(wheels))
         inputs[f"cuts/{layer}"] = locks.digest(cuts.rules(layer))
-    for component, files in patches.items():
-        folder = root / "patches" / component
-        inputs[f"patches/{component}"] = tree_digest(folder / "series", *(folder / f for f in files))
+    for component, files in chosen.items():
+        inputs[f"patches/{component}"] = tree_digest(*(root / "patches" / component / f for f in files))
     return inputs
 
 
@@ -174,8 +167,8 @@ def _env(profile: Profile, caches: dict[str, Any], directories: dict[str, str]) 
     return dict(sorted((env | profile.env).items()))
 
 
-def _steps(profile: Profile, patches: dict[str, tuple[str, ...]]) -> tuple[str, ...]:
-    patched = ("patched",) if any(patches.values()) else ()
+def _steps(profile: Profile, chosen: dict[str, tuple[str, ...]]) -> tuple[str, ...]:
+    patched = ("patched",) if any(chosen.values()) else ()
     return ("os", *layers(profile), *patched, "runtime")
 
 

@@ -75,6 +75,20 @@ def load(root: Path, arch: str, lane: str = "") -> Loaded:
         raise ProfileError(f"arch/{own.name}: {bad}", hint=_where(str(bad), origins)) from None
 
 
+def choose(profile: Profile, choice: str) -> Profile:
+    """The profile with one of its choices of wheels instead of its own. Raises ProfileError for an unknown one."""
+    if not choice:
+        return profile
+    wheels = profile.wheels
+    if choice not in wheels.choices:
+        known = ", ".join(sorted(wheels.choices)) or "none"
+        raise ProfileError(f"{profile.arch} has no choice {choice!r} of wheels", hint=f"it has {known}")
+    chosen = wheels.choices[choice]
+    requires = tuple(chosen.replaces.get(re.split(r"[^\w.-]", r)[0], r) for r in wheels.requires)
+    indexes = (*wheels.indexes, *chosen.indexes)
+    return msgspec.structs.replace(profile, wheels=msgspec.structs.replace(wheels, requires=requires, indexes=indexes))
+
+
 def leaves(profile: Profile) -> dict[str, Any]:
     """Every value of a profile by dotted key, lists whole: {"versions.vllm": "0.32.0", …}."""
     flat: dict[str, Any] = {}
@@ -136,9 +150,7 @@ def _read(file: Path) -> dict[str, Any]:
         raise ProfileError(f"arch/{file.name} is not valid TOML: {bad}") from None
 
 
-def _merge(
-    into: dict[str, Any], data: dict[str, Any], origins: dict[str, str], file: str, prefix: str = ""
-) -> None:
+def _merge(into: dict[str, Any], data: dict[str, Any], origins: dict[str, str], file: str, prefix: str = "") -> None:
     for key, value in data.items():
         dotted = f"{prefix}{key}"
         if isinstance(value, dict):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from warmstart import run
 from warmstart.errors import CommandFailed
+from warmstart.run import Result
 
 # "exit(0)" in machine code: ELF machine number and instructions (from Linux' system call tables).
 EXIT = {
@@ -78,10 +79,11 @@ def about_network(error: str) -> bool:
 
 def last_line(failure: CommandFailed) -> str:
     """The last line that says something, of a failed command."""
-    result = getattr(failure, "result", None)
+    result: Result | None = getattr(failure, "result", None)
     lines = (result.stderr or result.stdout).splitlines() if result else []
     lines = [line.strip() for line in lines if line.strip() and "level=warning" not in line]
-    told = [line for line in lines if "building at STEP" not in line]  # says where, not why
+    noise = re.compile(r'Error: building at STEP|time="|:? ?exit status')  # where it failed, not why
+    told = [line for line in lines if not noise.match(line)]
     return (told or lines or [failure.message])[-1].removeprefix("Error: ")
 
 

@@ -12,7 +12,7 @@ from warmstart import lock as locks
 from warmstart import log, pins, rootfs, solve
 from warmstart.cuts import Cuts
 from warmstart.lock import Lock, LockedBase
-from warmstart.profile import Profile
+from warmstart.profile import Profile, choose
 
 
 class Told(msgspec.Struct, frozen=True):
@@ -24,13 +24,22 @@ class Told(msgspec.Struct, frozen=True):
 
 
 def lock(
-    root: Path, state: Path, profile: Profile, cuts: Cuts, *, without_indexes: Collection[str] = (), pin: bool = False
+    root: Path,
+    state: Path,
+    profile: Profile,
+    cuts: Cuts,
+    *,
+    without_indexes: Collection[str] = (),
+    pin: bool = False,
+    choice: str = "",
 ) -> Told:
     """Resolve base and wheels and write `arch/<arch>.lock.json`.
 
     With `pin` the vendors' indexes are not asked: their wheels get a version and no hash (state `pins`). The epoch
-    is kept when nothing else changed, so that locking twice changes no byte. Raises Unreachable.
+    is kept when nothing else changed, so that locking twice changes no byte. Raises Unreachable, UsageError.
     """
+    wanted = locks.wanted(profile, cuts.dropped)
+    profile = choose(profile, choice)
     path = locks.committed(root, profile.arch)
     old = locks.parse(path) if path.is_file() else None
     if pin:
@@ -43,9 +52,10 @@ def lock(
             arch=profile.arch,
             state="resolved",
             epoch=int(time.time()),
-            profile=locks.wanted(profile, cuts.dropped),
+            profile=wanted,
             base=_base(root, state, profile, cuts),
             wheels=wheels,
+            choice=choice,
         )
     if old and msgspec.structs.replace(new, epoch=old.epoch) == old:
         new = old

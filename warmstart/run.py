@@ -27,6 +27,7 @@ PASSED = (
     "PATH HOME USER LOGNAME TMPDIR TERM XDG_RUNTIME_DIR XDG_CONFIG_HOME XDG_DATA_HOME XDG_CACHE_HOME "
     "DBUS_SESSION_BUS_ADDRESS CONTAINERS_CONF CONTAINERS_CONF_OVERRIDE CONTAINERS_STORAGE_CONF "
     "CONTAINERS_REGISTRIES_CONF REGISTRY_AUTH_FILE BUILDAH_ISOLATION BUILDAH_RUNTIME STORAGE_DRIVER "
+    "PODMAN_IGNORE_CGROUPSV1_WARNING "
     "SSL_CERT_FILE SSL_CERT_DIR REQUESTS_CA_BUNDLE CURL_CA_BUNDLE PIP_CERT CI "
     "http_proxy https_proxy no_proxy all_proxy HTTP_PROXY HTTPS_PROXY NO_PROXY ALL_PROXY"
 ).split()
@@ -140,9 +141,7 @@ def _path() -> str:
     return os.pathsep.join([*known, *(folder for folder in SBIN if folder not in known)])
 
 
-def _collector(
-    into: list[str], sink: TextIO | None, on_line: Callable[[str], None] | None
-) -> Callable[[str], None]:
+def _collector(into: list[str], sink: TextIO | None, on_line: Callable[[str], None] | None) -> Callable[[str], None]:
     def line(text: str) -> None:
         into.append(text)
         if sink:

@@ -45,6 +45,14 @@ class Index(_Table, frozen=True, kw_only=True):
     packages: tuple[str, ...]
 
 
+class Choice(_Table, frozen=True, kw_only=True):
+    """Wheels of another builder in place of a profile's own."""
+
+    why: str
+    replaces: dict[str, str]  # distribution → the requirement in its place
+    indexes: tuple[Index, ...] = ()  # where those are
+
+
 class Wheels(_Table, frozen=True, kw_only=True):
     """Which distributions go in, and who built those that are not the upstream project's own."""
 
@@ -54,6 +62,7 @@ class Wheels(_Table, frozen=True, kw_only=True):
     indexes: tuple[Index, ...] = ()
     builders: dict[str, str] = {}  # distribution → who built its wheel
     overrides: tuple[str, ...] = ()  # replace what any distribution requires of another, its extras with it
+    choices: dict[str, Choice] = {}  # other wheels for the same thing, by the name that `lock --choose` takes
     from_source: dict[str, dict[str, str]] = {}  # offered as sources only → ENV under which its wheel is made
 
 

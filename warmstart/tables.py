@@ -10,6 +10,8 @@ import msgspec
 from warmstart.plan import Plan
 from warmstart.profile import Profile, leaves
 
+WIDTH = 60  # characters of a value in the plan's table
+
 
 def arch(profile: Profile) -> dict[str, Any]:
     """One row of the table of archs."""
@@ -47,7 +49,7 @@ def plan(planned: Plan, origins: dict[str, str]) -> str:
         ["patches", ", ".join(f"{c}/{f}" for c, files in planned.patches.items() for f in files) or "none"],
         ["steps", " → ".join(planned.steps)],
     ]
-    values = [[key, _cell(value), origins.get(key, "default")] for key, value in leaves(planned.profile).items()]
+    values = [[key, _short(value), origins.get(key, "default")] for key, value in leaves(planned.profile).items()]
     return f"{grid(top)}\n\n{grid(sorted(values))}"
 
 
@@ -55,6 +57,12 @@ def grid(rows: Sequence[Sequence[str]]) -> str:
     """Columns aligned by spaces; the last one is left ragged."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+
+
+def _short(value: Any) -> str:
+    """A value in one column; --json has it whole."""
+    text = _cell(value)
+    return text if len(text) <= WIDTH else text[: WIDTH - 1] + "…"
 
 
 def _cell(value: Any) -> str:

@@ -12,7 +12,7 @@ from types import CodeType
 
 import pytest
 
-from tests.engine.vllm_sources import PATCH, ROOT, SITE, STATE, patch, pristine, venv
+from tests.engine.vllm_sources import PATCH, ROOT, SITE, STATE, patch, pristine, unpack, venv
 from warmstart import patchcheck, patches, profile
 from warmstart.errors import PatchError
 
@@ -78,6 +78,19 @@ def check(tree: Path, version: str = "1.5") -> list[patchcheck.Outcome]:
 def test_the_series_applies_to_each_pinned_version(source: patchcheck.Source, tmp_path: Path) -> None:
     found = patchcheck.check(ROOT, "vllm", pristine(source.version, tmp_path), source.version)
     assert {(o.patch, o.state) for o in found} == {(p.name, "applied") for p in patches.series(ROOT, "vllm")}
+
+
+@pytest.mark.net
+@pytest.mark.parametrize("source", VLLM, ids=lambda source: source.version)
+def test_patches_that_are_held_back_apply_too(source: patchcheck.Source, tmp_path: Path) -> None:
+    for name in ("image", "patches"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    names = sorted(p.name for p in (ROOT / "patches" / "vllm").glob("*.patch"))
+    (tmp_path / "patches" / "vllm" / "series").write_text("\n".join(names))
+    files = {f for p in patches.series(tmp_path, "vllm") for f in patchcheck.touched(p)}
+    sources = unpack(source.version, files, tmp_path / "pristine")
+    found = patchcheck.check(tmp_path, "vllm", sources, source.version)
+    assert [(o.patch, o.state) for o in found] == [(name, "applied") for name in names]
 
 
 @pytest.mark.net

@@ -62,9 +62,7 @@ def pins(name: str) -> dict[str, tuple[str, int]]:
 @pytest.mark.parametrize(("name", "groups"), [("requirements.txt", []), ("requirements-test.txt", ["test"])])
 def test_requirements_are_pinned_with_hashes_and_follow_pyproject(name: str, groups: list[str]) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    wanted = project["dependencies"] + [
-        line for group in groups for line in project["optional-dependencies"][group]
-    ]
+    wanted = project["dependencies"] + [line for group in groups for line in project["optional-dependencies"][group]]
     pinned = pins(name)
     assert all(hashes for _, hashes in pinned.values())
     for requirement in map(Requirement, wanted):

@@ -104,6 +104,16 @@ def test_a_compressed_bundle(version: int) -> None:
     assert targets(library({".hip_fatbin": packed + after})) == ["gfx1100", "gfx942"]
 
 
+def test_a_plain_bundle_after_a_compressed_one() -> None:
+    both = compressed(bundle({"gfx1100": GFX1100}), 2) + bundle({"gfx942": GFX942})
+    assert targets(library({".hip_fatbin": both})) == ["gfx1100", "gfx942"]
+
+
+def test_a_bundle_that_ends_after_its_section_is_refused() -> None:
+    with pytest.raises(ValueError, match="past the end of its section"):
+        targets(library({".hip_fatbin": bundle({"gfx942": GFX942})[:-10], ".data": bytes(100)}))
+
+
 def test_an_unknown_compressed_bundle_is_refused() -> None:
     packed = compressed(bundle({"gfx1100": GFX1100}), 1)
     with pytest.raises(ValueError, match="version 9"):

@@ -9,9 +9,9 @@ PACKAGE = Path(__file__).parents[2] / "warmstart"
 
 # In chain order (docs/architecture.md). A module may import those to its left.
 CHAIN = (
-    "errors log signals run host schema profile lock cuts rules patches plan tables render explain manifest context "
-    "pipconf targets wheels solve pins aptconf rootfs resolve patchcheck containersconf proof probe failure leftovers "
-    "engine inputs report assemble logline phases verify cli"
+    "errors log signals run host schema profile lock cuts rules patches plan tables render explain manifest "
+    "context pipconf targets wheels solve pins aptconf mmdebstrap rootfs resolve patchcheck containersconf "
+    "proof probe failure leftovers engine inputs report assemble logline phases verify cli"
 ).split()
 
 

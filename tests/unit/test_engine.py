@@ -283,15 +283,9 @@ def test_a_healthy_machine_is_left_alone(decide: Callable[..., Capabilities], tm
     assert list(tmp_path.iterdir()) == []
 
 
-def test_limits_are_lowered_where_they_are_too_high(
-    decide: Callable[..., Capabilities], tmp_path: Path
-) -> None:
-    found = decide(
-        lambda conf: "" if "default_ulimits" in conf.get("containers", {}) else "setrlimit: denied"
-    )
-    assert found == msgspec.structs.replace(
-        HEALTHY, conf=str(tmp_path / "containers.conf"), variable="CONTAINERS_CONF"
-    )
+def test_limits_are_lowered_where_they_are_too_high(decide: Callable[..., Capabilities], tmp_path: Path) -> None:
+    found = decide(lambda conf: "" if "default_ulimits" in conf.get("containers", {}) else "setrlimit: denied")
+    assert found == msgspec.structs.replace(HEALTHY, conf=str(tmp_path / "containers.conf"), variable="CONTAINERS_CONF")
     written = tomllib.loads((tmp_path / "containers.conf").read_text())
     assert set(written) == {"x", "containers", "engine"}
     assert "netns" not in written["containers"]
@@ -327,9 +321,7 @@ def test_when_nothing_works_the_first_error_is_told(decide: Callable[..., Capabi
     assert "OCI runtime" in caught.value.hint
 
 
-def test_a_file_of_a_time_when_one_was_needed_goes(
-    decide: Callable[..., Capabilities], tmp_path: Path
-) -> None:
+def test_a_file_of_a_time_when_one_was_needed_goes(decide: Callable[..., Capabilities], tmp_path: Path) -> None:
     (tmp_path / "containers.conf").touch()
     decide(lambda conf: "")
     assert list(tmp_path.iterdir()) == []
@@ -349,10 +341,22 @@ def test_hints(error: str, part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert part in proof.hint(error)
 
 
-def test_the_last_line_that_says_something() -> None:
-    told = CommandFailed("failed")
-    told.result = Result("", 'Error: crun: no\ntime="…" level=warning msg="x"\n\n', 1, 0.0)  # type: ignore[attr-defined]
-    assert proof.last_line(told) == "crun: no"
+@pytest.mark.parametrize(
+    ("stderr", "told"),
+    [
+        ('Error: crun: no\ntime="…" level=warning msg="x"\n\n', "crun: no"),
+        (
+            'error running container: error setting rlimit type 7\n: exit status 1\ntime="…" level=error msg="EOF"\n'
+            'Error: building at STEP "RUN x": while running runtime: exit status 1\n',
+            "error running container: error setting rlimit type 7",
+        ),
+        ('Error: building at STEP "COPY x": no such file\n', 'building at STEP "COPY x": no such file'),
+    ],
+)
+def test_the_last_line_that_says_something(stderr: str, told: str) -> None:
+    failed = CommandFailed("failed")
+    failed.result = Result("", stderr, 1, 0.0)  # type: ignore[attr-defined]
+    assert proof.last_line(failed) == told
     assert proof.last_line(CommandFailed("took too long")) == "took too long"
 
 

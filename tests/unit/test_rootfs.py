@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from warmstart import aptconf, rootfs
+from warmstart import aptconf, mmdebstrap, rootfs
 from warmstart.errors import CommandFailed, DiskFull, HostUnsupported, ProfileError, SetupFailed, Unreachable
 from warmstart.lock import Package
 from warmstart.run import Result
@@ -140,7 +140,7 @@ SHA256: aa
 
 
 def test_packages_are_told_with_their_hash_sorted() -> None:
-    assert rootfs.packages(TOLD) == (
+    assert mmdebstrap.packages(TOLD) == (
         Package("ca-certificates", "20230311+deb12u1", "all", "aa"),
         Package("zlib1g", "1:1.2.13.dfsg-1", "amd64", "bb"),
     )
@@ -155,7 +155,7 @@ def test_differences() -> None:
 
 
 def test_a_hook_is_safe_with_odd_paths() -> None:
-    hooks = rootfs.inside(Path("/srv/my tree/slim.py"), [Path("/tmp/r.json")], ["/tmp/r.json", "os", "/"])
+    hooks = mmdebstrap.inside(Path("/srv/my tree/slim.py"), [Path("/tmp/r.json")], ["/tmp/r.json", "os", "/"])
     assert hooks == [
         "copy-in '/srv/my tree/slim.py' /tmp/r.json /tmp",
         'chroot "$1" python3 -I /tmp/slim.py /tmp/r.json os /',
@@ -193,7 +193,7 @@ def failure(told: str) -> CommandFailed:
     ],
 )
 def test_what_a_failure_means(told: str, error: type[Exception], message: str) -> None:
-    found = rootfs.explain(failure(told), "bookworm")
+    found = mmdebstrap.explain(failure(told), "bookworm")
     assert type(found) is error
     with pytest.raises(error, match=message):
         raise found
