@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from pathlib import Path
 from xml.etree import ElementTree
@@ -10,7 +11,7 @@ import msgspec
 
 from warmstart import engine, log, run
 from warmstart.engine import Capabilities
-from warmstart.errors import VerifyFailed
+from warmstart.errors import SetupFailed, VerifyFailed
 from warmstart.plan import Plan
 
 
@@ -39,6 +40,8 @@ def verify(root: Path, state: Path, caps: Capabilities, plan: Plan, ref: str, on
 
     `only` is a pytest -k expression for trying a part. Raises VerifyFailed when a test failed.
     """
+    if not importlib.util.find_spec("testinfra"):
+        raise SetupFailed("the image tests need pytest-testinfra", hint="tools/setup test engine, or make smoke")
     folder = state / plan.arch
     folder.mkdir(parents=True, exist_ok=True)
     image_id = engine.inspect(caps, ref).image_id
@@ -86,10 +89,9 @@ def read(junit: Path, image_id: str, plan_id: str, log_file: Path) -> Verified:
 
 
 def text(verdict: Verified) -> str:
-    """One line for people."""
-    return (
-        f"{verdict.passed} passed, {verdict.failed} failed, {verdict.skipped} skipped  (image {verdict.image_id[:19]})"
-    )
+    """For people: the image, then the counts on a line of their own, which CI systems look for."""
+    counts = f"{verdict.passed} passed, {verdict.failed} failed, {verdict.skipped} skipped"
+    return f"image {verdict.image_id[:19]}\n{counts}"
 
 
 def _test(case: ElementTree.Element) -> Test:
