@@ -102,9 +102,11 @@ def lock(args: Namespace) -> int:
 def verify(args: Namespace) -> int:
     from warmstart import probe, report, verify
 
-    _, planned = plan_of(args)
-    ref = args.image or report.read(STATE, planned.arch).image_id
-    verdict = verify.verify(ROOT, STATE, probe.probe(STATE), planned, ref, args.only)
+    _, current = plan_of(args)
+    caps = probe.probe(STATE)
+    ref = args.image or report.read(STATE, current.arch).image_id
+    planned = verify.plan_of(STATE, caps, current, ref)
+    verdict = verify.verify(ROOT, STATE, caps, planned, ref, args.only)
     return cli.show(args, verdict, verify.text(verdict))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from warmstart import context, engine, log, report
+from warmstart import context, engine, log, report, run
 from warmstart.engine import Capabilities
 from warmstart.inputs import wheelhouse
 from warmstart.plan import Plan
@@ -31,8 +31,9 @@ def image(
         engine.tag(caps, there, plan.tags)
         log.info(f"{plan.arch}: plan {plan.plan_id[:12]} is built already")
         return _record(folder, plan, caps, there, time.monotonic() - began, containerfile, rebuilt=False)
-    engine.need_disk(caps, int(plan.profile.budget.unpacked_mb * 1e6 * ROOM))
-    context.write(root, folder / "context", plan)
+    engine.need_disk(caps, int(plan.profile.budget.unpacked_mb * 1e6 * ROOM), folder)
+    if not run.recorder.on:
+        context.write(root, folder / "context", plan)
     with log.step(f"image {plan.tags[0]}") as step:
         built = engine.build(
             caps,
@@ -46,6 +47,8 @@ def image(
             log_file=folder / "build.log",
             on_line=step.note,
         )
+    if run.recorder.on:
+        return Record("", None, plan.plan_id, plan.arch, plan.cache_key, plan.tags, 0, (), 0.0, False)
     return _record(folder, plan, caps, built, time.monotonic() - began, containerfile, rebuilt=True)
 
 

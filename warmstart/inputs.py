@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from warmstart import engine, lock, log, plan, rootfs, wheels
+from warmstart import engine, lock, log, plan, rootfs, run, wheels
 from warmstart.engine import Capabilities
 from warmstart.errors import LockMoved
 from warmstart.lock import Package
@@ -49,6 +49,9 @@ def base(root: Path, state: Path, planned: Plan, caps: Capabilities) -> tuple[Pa
         engine.pull(caps, wanted.ref, wanted.locked.digest)
         return None
     if engine.exists(caps, wanted.ref):
+        return None
+    if run.recorder.on:
+        log.info(f"would make {wanted.ref} from distribution packages")
         return None
     folder = state / "bases"
     folder.mkdir(parents=True, exist_ok=True)

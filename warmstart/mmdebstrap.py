@@ -151,7 +151,7 @@ def _hooks(job: Job, customize: Sequence[str], pins: str) -> list[str]:
     if pins:
         locked.write_text(pins, encoding="utf-8")
         before.append(_words("upload", locked, "/etc/apt/preferences.d/locked"))
-    # apt finds in its folder what it fetched for an earlier base, and leaves there all that makes up this one.
+    # apt finds in its folder what it fetched for an earlier base, and leaves there all that makes up this.
     debs.mkdir()
     after = [TELL.strip(), _words("download", f"/tmp/{FOUND}", found), _words("sync-out", ARCHIVES, debs)]
     words = [f"--setup-hook={hook}" for hook in before]

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from warmstart import lock as locks
-from warmstart import log, pins, rootfs, solve
+from warmstart import log, pins, rootfs, run, solve
 from warmstart.cuts import Cuts
 from warmstart.lock import Lock, LockedBase
 from warmstart.profile import Profile, choose
@@ -41,6 +41,9 @@ def lock(
     wanted = locks.wanted(profile, cuts.dropped)
     profile = choose(profile, choice)
     path = locks.committed(root, profile.arch)
+    if run.recorder.on:
+        log.info(f"would resolve {profile.arch} and write arch/{path.name}")
+        return Told(f"arch/{path.name}", "not written", ())
     old = locks.parse(path) if path.is_file() else None
     if pin:
         base = _base(root, state, profile, cuts)

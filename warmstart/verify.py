@@ -11,7 +11,7 @@ import msgspec
 
 from warmstart import engine, log, run
 from warmstart.engine import Capabilities
-from warmstart.errors import SetupFailed, VerifyFailed
+from warmstart.errors import InputError, SetupFailed, VerifyFailed
 from warmstart.plan import Plan
 
 
@@ -46,6 +46,9 @@ def verify(root: Path, state: Path, caps: Capabilities, plan: Plan, ref: str, on
     folder.mkdir(parents=True, exist_ok=True)
     image_id = engine.inspect(caps, ref).image_id
     planned, junit = folder / "plan.json", folder / "verify.xml"
+    if run.recorder.on:
+        log.info(f"would test {image_id} with tests/image")
+        return Verified(image_id, plan.plan_id, 0, 0, 0, ())
     planned.write_bytes(msgspec.json.encode(plan, order="sorted"))
     for old in (junit, folder / "verify.log"):
         old.unlink(missing_ok=True)
@@ -77,6 +80,24 @@ def verify(root: Path, state: Path, caps: Capabilities, plan: Plan, ref: str, on
         told = f"{first.name}: {first.message}" if first else "no test ran"
         raise VerifyFailed(f"{verdict.failed} image tests failed: {told}", hint=f"details in {folder / 'verify.log'}")
     return verdict
+
+
+def plan_of(state: Path, caps: Capabilities, current: Plan, ref: str) -> Plan:
+    """The plan that the image `ref` was built from: that of the tree, or of the last build before it changed.
+
+    Raises InputError for an image of any other plan: its tests would compare it with the wrong one.
+    """
+    told = engine.inspect(caps, ref).labels.get("io.warmstart.plan-id", "none")
+    if told == current.plan_id:
+        return current
+    built = state / current.arch / "built-plan.json"
+    if built.is_file() and (last := msgspec.json.decode(built.read_bytes(), type=Plan)).plan_id == told:
+        log.warn(f"the tree has changed since this image was built: make image ARCH={current.arch} builds it anew")
+        return last
+    raise InputError(
+        f"{ref} was built from plan {told[:12]}, this tree plans {current.plan_id[:12]}",
+        hint=f"make image ARCH={current.arch}, or go to the revision it was built from",
+    )
 
 
 def read(junit: Path, image_id: str, plan_id: str, log_file: Path) -> Verified:

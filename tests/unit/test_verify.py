@@ -11,7 +11,8 @@ from warmstart.errors import VerifyFailed
 
 JUNIT = """<testsuites><testsuite>
 <testcase classname="tests.image.test_x" name="test_good" time="1.5"/>
-<testcase classname="tests.image.test_x" name="test_bad" time="0.5"><failure message="AssertionError: 1 == 2&#10;more"/></testcase>
+<testcase classname="tests.image.test_x" name="test_bad" time="0.5">
+<failure message="AssertionError: 1 == 2&#10;more"/></testcase>
 <testcase classname="tests.image.test_x" name="test_away" time="0"><skipped message="no"/></testcase>
 <testcase classname="tests.image.test_x" name="test_broken" time="0"><error message="fixture"/></testcase>
 </testsuite></testsuites>"""
