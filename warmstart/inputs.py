@@ -28,10 +28,8 @@ def fetch(root: Path, state: Path, loaded: Loaded, planned: Plan, caps: Capabili
     """
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         fetching = pool.submit(wheels.fetch, loaded.profile, planned.wheels, wheelhouse(state))
-        try:
-            found = base(root, state, planned, caps)
-        finally:
-            fetching.result()
+        found = base(root, state, planned, caps)
+        fetching.result()
     if found is None:
         return planned
     return _relock(root, state, loaded, planned, found, caps, frozen)

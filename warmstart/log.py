@@ -85,6 +85,10 @@ class Step:
         return time.monotonic() - self.started
 
 
+_running: list[Step] = []  # steps can run in several threads at once; one line shows them all
+_lock = threading.Lock()
+
+
 @contextmanager
 def step(title: str) -> Iterator[Step]:
     """Announce a step, keep it visibly alive, and close it with its seconds.
@@ -94,10 +98,11 @@ def step(title: str) -> Iterator[Step]:
     current = Step(title)
     event("step", title=title, state="begin")
     live = sys.stderr.isatty() and not (settings.quiet or settings.debug or settings.json)
-    stop = threading.Event()
-    ticker = threading.Thread(target=_tick, args=(current, stop), daemon=True) if live else None
-    if ticker:
-        ticker.start()
+    if live:
+        with _lock:
+            _running.append(current)
+            if len(_running) == 1:
+                threading.Thread(target=_tick, daemon=True).start()
     elif _in_github():
         _print(f"::group::{title}")
     elif not settings.quiet:
@@ -107,25 +112,40 @@ def step(title: str) -> Iterator[Step]:
         yield current
         state = "done"
     finally:
-        stop.set()
-        if ticker:
-            ticker.join()
-        mark = "✓" if state == "done" else "✗"
-        if ticker:
-            sys.stderr.write("\r\033[K")
+        if live:
+            with _lock:
+                _running.remove(current)
+                sys.stderr.write("\r\033[K")
         if not settings.quiet:
-            _print(f"{mark} {title}  {current.seconds:.1f} s")
-        if _in_github() and not ticker:
+            _print(f"{'✓' if state == 'done' else '✗'} {title}  {current.seconds:.1f} s")
+        if _in_github() and not live:
             _print("::endgroup::")
         event("step", title=title, state=state, seconds=round(current.seconds, 3))
 
 
-def _tick(current: Step, stop: threading.Event) -> None:
-    while not stop.wait(TICK):
-        width = os.get_terminal_size(sys.stderr.fileno()).columns
-        line = f"· {current.title}  {current.seconds:.0f} s  {current.detail}"
-        sys.stderr.write("\r\033[K" + line[: width - 1])
-        sys.stderr.flush()
+def _tick() -> None:
+    """Show the running steps on one line until there is none."""
+    while True:
+        with _lock:
+            if not _running:
+                return
+            shown = "  ".join(f"· {s.title}  {s.seconds:.0f} s  {s.detail}" for s in _running)
+            sys.stderr.write("\r\033[K" + _printable(shown)[: _columns() - 1])
+            sys.stderr.flush()
+        time.sleep(TICK)
+
+
+def _columns() -> int:
+    """Width of the terminal; some report 0 when they don't know."""
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns or 80
+    except OSError:
+        return 80
+
+
+def _printable(text: str) -> str:
+    """A tool's line without what would move the cursor."""
+    return "".join(c if c.isprintable() else " " for c in text)
 
 
 def _print(text: str) -> None:
