@@ -8,6 +8,7 @@ Modules are imported where they are used: `--help` and `plan` must not wait for 
 from __future__ import annotations
 
 import sys
+import time
 from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,22 +29,27 @@ def image(args: Namespace) -> int:
     from warmstart import assemble, engine, host, inputs, probe, render, report
 
     host.require_linux()
-    loaded, planned = plan_of(args)
+    began = time.monotonic()
+    loaded, planned = plan_of(args, settle=True)
     caps = probe.probe(STATE)
     with engine.hold(STATE, planned.arch, wait=not args.no_wait):
         planned = inputs.fetch(ROOT, STATE, loaded, planned, caps, frozen=args.frozen)
         containerfile = render.render(ROOT, planned)
-        record = assemble.image(ROOT, STATE, planned, containerfile, caps, no_cache=args.no_cache)
+        record = assemble.image(ROOT, STATE, planned, containerfile, caps, began, no_cache=args.no_cache)
     return cli.show(args, record, report.built(record))
 
 
-def plan_of(args: Namespace) -> tuple[Loaded, Plan]:
+def plan_of(args: Namespace, *, settle: bool = False) -> tuple[Loaded, Plan]:
     """profile: what is known of the arch. lock: what goes in. plan: both and the tree, frozen."""
     from warmstart import lock, plan, profile
     from warmstart.profile import Loaded
 
     loaded, cut = profile_of(args)
     locked = lock.read(ROOT, STATE, loaded.profile, cut.dropped, frozen=getattr(args, "frozen", False))
+    if settle and locked.state == "pins":
+        from warmstart import resolve
+
+        locked = resolve.settle(ROOT, STATE, loaded.profile, cut, locked)
     loaded = Loaded(profile.choose(loaded.profile, locked.choice), loaded.origins)
     return loaded, plan.make(ROOT, loaded, locked, cut)
 
@@ -61,7 +67,7 @@ def archs(args: Namespace) -> int:
     from warmstart import profile, tables
 
     rows = [tables.arch(profile.load(ROOT, name).profile) for name in profile.archs(ROOT)]
-    return cli.show(args, rows, tables.archs(rows))
+    return cli.show(args, {"archs": rows}, tables.archs(rows))
 
 
 def plan(args: Namespace) -> int:
@@ -115,7 +121,7 @@ def patches_check(args: Namespace) -> int:
     from warmstart import patchcheck, profile
 
     outcomes = patchcheck.check_all(ROOT, STATE, [profile.load(ROOT, name).profile for name in profile.archs(ROOT)])
-    return cli.show(args, outcomes, patchcheck.text(outcomes))
+    return cli.show(args, {"patches": outcomes}, patchcheck.text(outcomes))
 
 
 def size(args: Namespace) -> int:

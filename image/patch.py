@@ -57,6 +57,7 @@ def apply(patch: Path, site: Path, tree: Path) -> set[str]:
         if (site / name).is_file() and not (tree / name).exists():
             (tree / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(site / name, tree / name)
+    originals = [(tree / name).read_text(encoding="utf-8") for name in names if (tree / name).is_file()]
     done = subprocess.run(
         [*PATCH, "-d", str(tree), "-i", str(patch.resolve())],
         stdout=subprocess.PIPE,
@@ -67,7 +68,12 @@ def apply(patch: Path, site: Path, tree: Path) -> set[str]:
     if done.returncode:
         why = "; ".join(failures(done.stdout))
         raise Refused(f"{patch.name} does not apply to {package} {version}: {why}")
+    changed = set(re.findall(r"^patching file (\S+)", done.stdout, re.MULTILINE))
+    if changed != names:
+        raise Refused(f"{patch.name} also changes {', '.join(sorted(changed - names))}, which no +++ line names")
     marker = field(patch.name, text, "Marker")
+    if any(marker in before for before in originals):
+        raise Refused(f"{patch.name}: its marker {marker!r} is there without it")
     if not any(marker in (tree / name).read_text(encoding="utf-8") for name in names):
         raise Refused(f"{patch.name}: its marker {marker!r} is in none of the files it changed")
     print(f"{patch.name}: applied to {package} {version}")
@@ -116,6 +122,8 @@ def within(version: str, wanted: str) -> bool:
     for clause in wanted.replace(" ", "").split(","):
         bound = clause.lstrip("<>=")
         limit = numbers(bound)
+        if not limit:
+            return False
         left = release[: len(limit)] if bound.endswith(".*") else release
         width = max(len(left), len(limit))
         a, b = (n + (0,) * (width - len(n)) for n in (left, limit))

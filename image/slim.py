@@ -49,7 +49,13 @@ def matches(rules: Rules, entry: Rules, key: str, prefix: Path) -> list[Path]:
     """Return the sorted paths that the globs under `key` match; raise SlimError for one without a match."""
     found: set[Path] = set()
     for pattern in entry.get(key, []):
-        hits = set(prefix.glob(pattern.replace("{site}", rules["site"]).replace("{venv}", rules["venv"])))
+        glob = pattern.replace("{site}", rules["site"]).replace("{venv}", rules["venv"])
+        if not glob or glob.startswith("/") or ".." in glob.split("/"):
+            raise SlimError(f"rule of layer {entry['layer']} leaves the image: {pattern!r}")
+        hits = set(prefix.glob(glob))
+        for hit in hits:
+            if not hit.parent.resolve().is_relative_to(prefix.resolve()):
+                raise SlimError(f"rule of layer {entry['layer']} leaves the image: {hit} lies behind a link")
         if not hits and not entry.get("optional", False):
             raise SlimError(f"dead rule of layer {entry['layer']}: nothing matches {pattern} under {prefix}")
         found |= hits

@@ -37,9 +37,9 @@ def read_messages(file: str) -> dict[str, str]:
     try:
         with open(file, encoding="utf-8") as text:
             messages: dict[str, str] = json.load(text)
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
-    return messages
+    return messages if isinstance(messages, dict) else {}
 
 
 def install() -> None:

@@ -18,14 +18,14 @@ ROOM = 3.0
 
 
 def image(
-    root: Path, state: Path, plan: Plan, containerfile: str, caps: Capabilities, *, no_cache: bool = False
+    root: Path, state: Path, plan: Plan, containerfile: str, caps: Capabilities, began: float, *, no_cache: bool = False
 ) -> Record:
     """Build the image of `plan`, tag it and write `image.json`; nothing is built when it is there already.
 
+    `began` is when the command did, by the monotonic clock, for the record's seconds.
     Raises BuildFailed, DiskFull, or what the engine raises. Whatever happens, no tag points to half an image.
     """
     folder = state / plan.arch
-    began = time.monotonic()
     there = None if no_cache else engine.find(caps, "io.warmstart.plan-id", plan.plan_id)
     if there:
         engine.tag(caps, there, plan.tags)

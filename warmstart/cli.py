@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import errno
+import io
 import json
 import os
 import sys
@@ -11,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from warmstart import log, signals
-from warmstart.errors import InputError, WarmstartError
+from warmstart.errors import DiskFull, InputError, WarmstartError
 
 Verb = Callable[[argparse.Namespace], int]
 Option = tuple[str, dict[str, Any]]
@@ -44,6 +46,11 @@ def parser(verbs: Verbs) -> argparse.ArgumentParser:
 
 def main(verbs: Verbs, argv: Sequence[str]) -> int:
     """Run a verb and return its exit code: 0, or the code of the error, after telling it in one line and a hint."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal of another encoding must not end a build
+    if sys.stdout is None:  # closed by the caller
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for the life of the process
     args = parser(verbs).parse_args(argv)
     log.configure(json=args.json, quiet=args.quiet, debug=args.debug)
     if args.dry_run:
@@ -56,16 +63,15 @@ def main(verbs: Verbs, argv: Sequence[str]) -> int:
         sys.stdout.flush()
         return done
     except WarmstartError as failure:
-        log.error(failure.message, failure.hint, failure.code)
-        if args.debug:
-            import traceback
-
-            traceback.print_exc()
-        return failure.code
+        return _tell(failure, args.debug)
     except BrokenPipeError:
         # The reader of our output went away (`| head`): nothing to tell and nobody to tell it to.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as problem:
+        if known := _disk(problem):
+            return _tell(known, args.debug)
+        raise
 
 
 def arch(given: str) -> str:
@@ -92,12 +98,44 @@ def show(args: argparse.Namespace, value: Any, text: str) -> int:
 
 def write(path: str, text: str) -> int:
     """Write a verb's result to a file the user named, whole or not at all. Raises InputError."""
+    from warmstart import run
+
     file = Path(path)
-    beside = file.with_name(f".{file.name}.new")
+    if run.recorder.on:
+        log.info(f"would write {path}")
+        return 0
     try:
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(file)
-    except OSError as problem:
-        raise InputError(f"{path} can't be written: {problem.strerror}") from None
+        if file.exists() and not file.is_file():  # a device or a pipe is written to, never replaced
+            with file.open("w", encoding="utf-8") as stream:
+                stream.write(text)
+            return 0
+        file = file.resolve()
+        beside = file.with_name(f".{file.name}.new")
+        try:
+            beside.write_text(text, encoding="utf-8")
+            beside.replace(file)
+        finally:
+            beside.unlink(missing_ok=True)
+    except (OSError, ValueError) as problem:
+        raise InputError(f"{path} can't be written: {getattr(problem, 'strerror', None) or problem}") from None
     log.info(f"wrote {path}")
     return 0
+
+
+def _tell(failure: WarmstartError, debug: bool) -> int:
+    log.error(failure.message, failure.hint, failure.code)
+    if debug:
+        import traceback
+
+        traceback.print_exc()
+    return failure.code
+
+
+def _disk(problem: OSError) -> WarmstartError | None:
+    """What the disk has to do with a failure; None when it is a bug."""
+    where = problem.filename or "the disk"
+    if problem.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DiskFull(f"{where}: {problem.strerror}", hint="free some space; `make prune` frees what warmstart kept")
+    if problem.errno in (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR):
+        return InputError(f"{where}: {problem.strerror}", hint="warmstart writes below .warmstart/ in its own folder")
+    return None

@@ -61,7 +61,7 @@ class LockMismatch(WarmstartError):
 
 class LockNotResolved(WarmstartError):
     code = 22
-    meaning = "the lock holds pins without hashes, and --frozen was asked for"
+    meaning = "the lock holds pins without hashes where hashes are needed (--frozen, or an index that does not answer)"
 
 
 class LockMoved(WarmstartError):

@@ -71,8 +71,13 @@ def _relock(
     told = f"{len(moved)} distribution packages moved since the lock was made ({shown})"
     if frozen:
         raise LockMoved(told, hint=f"make lock ARCH={planned.arch}, or build without --frozen")
+    committed = lock.parse(lock.committed(root, planned.arch))
     again = lock.read(root, state, loaded.profile, planned.cuts.dropped)
-    again = msgspec.structs.replace(again, base=msgspec.structs.replace(again.base, packages=found))
+    again = msgspec.structs.replace(
+        again,
+        base=msgspec.structs.replace(again.base, packages=found),
+        of=lock.digest(msgspec.to_builtins(committed)),
+    )
     path = lock.relocked(state, planned.arch)
     lock.write(path, again)
     log.warn(f"{told}: relocked in {path}")

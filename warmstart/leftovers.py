@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -29,6 +30,7 @@ GRACE = 10.0  # seconds that processes of a dead build get to clean up after SIG
 ANNOTATION = (
     "io.warmstart.build"  # in the manifest of every step's image; its value is the name that is built
 )
+ID = re.compile(r"[0-9a-f]{12,64}")  # of an image, short or whole
 CACHES = "buildah-cache"  # begins the name of the folder of RUN cache mounts, which outlive a build
 
 
@@ -143,11 +145,14 @@ def _old(images: Mapping[str, Mapping[str, Any]], state: Path) -> list[str]:
     newest: set[str] = set()
     noted: set[str] = set()
     for file in state.glob("*/*.steps"):
-        lines = [line.split() for line in file.read_text(encoding="utf-8").splitlines()]
+        # A line that was broken off, or anything that is no id, must never name an image.
+        text = file.read_text(encoding="utf-8", errors="replace")
+        whole = [line.split() for line in text.splitlines(keepends=True) if line.endswith("\n") and line.strip()]
+        lines = [[line[0], *(word for word in line[1:] if ID.fullmatch(word))] for line in whole]
         newest.update(next((line[1:] for line in reversed(lines) if line[0] == "="), ()))
         noted.update(word for line in lines for word in line[1:])
-    records = {path.parent.name: json.loads(path.read_bytes()) for path in state.glob("*/image.json")}
-    newest.update(record["image_id"].removeprefix("sha256:") for record in records.values())
+    records = {path.parent.name: _image_id(path) for path in state.glob("*/image.json")}
+    newest.update(image_id for image_id in records.values() if image_id)
 
     def ours(image: str) -> bool:
         labels = images[image].get("Labels") or {}
@@ -159,6 +164,14 @@ def _old(images: Mapping[str, Mapping[str, Any]], state: Path) -> list[str]:
         keep.update(_line(images, image))
     gone = [image for image in images if image not in keep and ours(image)]
     return sorted(gone, key=lambda image: len(_line(images, image)), reverse=True)
+
+
+def _image_id(record: Path) -> str:
+    """The image that a build's record names; empty when it can't be read."""
+    try:
+        return str(json.loads(record.read_bytes())["image_id"]).removeprefix("sha256:")
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
 
 
 def _line(images: Mapping[str, Mapping[str, Any]], image: str) -> list[str]:

@@ -7,6 +7,7 @@ address is kept only for vendors' own indexes (by the name that the profile give
 from __future__ import annotations
 
 import hashlib
+import re
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +16,10 @@ import msgspec
 from warmstart.errors import LockMismatch, LockMissing, LockNotResolved
 from warmstart.profile import Profile
 
+NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")  # a normalised name, PEP 503
+VERSION = re.compile(r"[A-Za-z0-9.+!_-]*")
+SHA256 = re.compile(r"[0-9a-f]{64}")
+DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 PIP = "pip"  # source of a wheel that the machine's own pip configuration found
 
 
@@ -60,6 +65,7 @@ class Lock(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     base: LockedBase
     wheels: tuple[Wheel, ...]
     choice: str = ""  # which of the profile's wheels.choices was taken
+    of: str = ""  # a relock: digest of the committed lock that it stands in for
 
 
 def committed(root: Path, arch: str) -> Path:
@@ -103,7 +109,7 @@ def read(root: Path, state: Path, profile: Profile, dropped: tuple[str, ...], *,
     arch, path = profile.arch, committed(root, profile.arch)
     if not path.is_file():
         raise LockMissing(f"arch/{path.name} is missing", hint=f"make lock ARCH={arch}")
-    lock = parse(path)
+    lock = validate(parse(path), profile)
     if lock.profile != wanted(profile, dropped):
         raise LockMismatch(
             f"arch/{path.name} was made for another profile: {_difference(lock, profile)}",
@@ -117,10 +123,10 @@ def read(root: Path, state: Path, profile: Profile, dropped: tuple[str, ...], *,
             )
         return lock
     newer = relocked(state, arch)
-    if newer.is_file() and newer.stat().st_mtime >= path.stat().st_mtime:
+    if newer.is_file():
         again = parse(newer)
-        if again.profile == lock.profile:
-            return again
+        if again.of == digest(msgspec.to_builtins(lock)):
+            return validate(again, profile)
     return lock
 
 
@@ -130,6 +136,30 @@ def parse(path: Path) -> Lock:
         return msgspec.json.decode(path.read_bytes(), type=Lock)
     except msgspec.MsgspecError as bad:
         raise LockMismatch(f"{path.name} can't be read: {bad}", hint="make it anew with `make lock`") from None
+
+
+def validate(lock: Lock, profile: Profile) -> Lock:
+    """The lock itself, if all in it can be what a build takes. Raises LockMismatch naming what can't."""
+    layers = {"python", *profile.wheels.layers}
+    names = [w.name for w in lock.wheels]
+    bad = [f"wheel {w.name!r}" for w in lock.wheels if not _is_wheel(w, layers, lock.state)]
+    bad += [f"{name} twice" for name in sorted({n for n in names if names.count(n) > 1})]
+    bad += [f"arch {lock.arch!r}"] if lock.arch != profile.arch else []
+    bad += ["no wheels"] if not lock.wheels else []
+    bad += [f"epoch {lock.epoch}"] if not 0 <= lock.epoch < 2**32 else []
+    bad += ["an image without digest"] if lock.base.kind == "image" and not DIGEST.fullmatch(lock.base.digest) else []
+    bad += ["no packages"] if lock.base.kind == "rootfs" and not lock.base.packages else []
+    if bad:
+        told = "; ".join(bad[:3])
+        raise LockMismatch(f"the lock of {profile.arch} can't be right: {told}", hint=f"make lock ARCH={profile.arch}")
+    return lock
+
+
+def _is_wheel(wheel: Wheel, layers: set[str], state: str) -> bool:
+    plain = NAME.fullmatch(wheel.name) and VERSION.fullmatch(wheel.version) and wheel.layer in layers
+    file = not wheel.file or (wheel.file == Path(wheel.file).name and not wheel.file.startswith("."))
+    hashed = SHA256.fullmatch(wheel.sha256) if wheel.sha256 or state == "resolved" else True
+    return bool(plain and file and hashed and wheel.size >= 0)
 
 
 def write(path: Path, lock: Lock) -> None:

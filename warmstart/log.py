@@ -5,6 +5,7 @@ Everything for people goes to stderr, so that stdout holds only what a verb retu
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -149,7 +150,8 @@ def _printable(text: str) -> str:
 
 
 def _print(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError, ValueError):  # nobody reads it: no reason to fail
+        print(text, file=sys.stderr, flush=True)
 
 
 def _in_github() -> bool:

@@ -7,15 +7,15 @@ only what decides whether a cached kernel or verdict is still right, so that a n
 from __future__ import annotations
 
 import hashlib
-import tomllib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from warmstart import lock as locks
 from warmstart import patches
 from warmstart.cuts import VENV, Cuts
+from warmstart.errors import ProfileError
 from warmstart.lock import Lock, LockedBase, Wheel
 from warmstart.profile import NOT_IN_IMAGE, Loaded, Profile
 
@@ -23,6 +23,26 @@ HOME = "/opt/warmstart"  # our own files inside the image
 
 # Version of the benchmark function that makes verdicts. A verdict of another version is not comparable.
 BENCH_VERSION = "stock"
+
+
+Place = Annotated[str, msgspec.Meta(pattern=r"^/?[a-z0-9_-]+(/[a-z0-9_-]+)*$")]
+
+
+class Cache(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One cache of caches.toml: its folder below the cache key, and the variables that name it."""
+
+    name: Place
+    path: Place
+    env: tuple[str, ...]
+    lanes: tuple[str, ...] = ()
+
+
+class CacheTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """caches.toml."""
+
+    volume: Place
+    models: Place
+    cache: tuple[Cache, ...]
 
 
 class PlannedBase(msgspec.Struct, frozen=True):
@@ -64,7 +84,7 @@ def make(root: Path, loaded: Loaded, lock: Lock, cuts: Cuts) -> Plan:
     chosen = {name: patches.selected(root, name, profile) for name in profile.patches}
     inputs = _inputs(root, profile, lock, cuts, chosen)
     key = f"{profile.arch}-{locks.digest(_cache_inputs(profile, lock, inputs))[:12]}"
-    directories = {c["name"]: f"{caches['volume']}/{key}/{c['path']}" for c in caches["cache"]}
+    directories = {c.name: f"{caches.volume}/{key}/{c.path}" for c in caches.cache}
     slimming = {"cuts": cuts.rules("os"), "slim": tree_digest(root / "image" / "slim.py")}
     base_key = locks.base_key(lock.base, lock.epoch, slimming)
     plan = Plan(
@@ -105,9 +125,7 @@ def tree_digest(*paths: Path) -> str:
     return total.hexdigest()
 
 
-def _inputs(
-    root: Path, profile: Profile, lock: Lock, cuts: Cuts, chosen: dict[str, tuple[str, ...]]
-) -> dict[str, str]:
+def _inputs(root: Path, profile: Profile, lock: Lock, cuts: Cuts, chosen: dict[str, tuple[str, ...]]) -> dict[str, str]:
     inputs = {
         "Containerfile.j2": tree_digest(root / "Containerfile.j2"),
         **{f"image/{f.name}": tree_digest(f) for f in sorted((root / "image").iterdir()) if f.is_file()},
@@ -147,23 +165,28 @@ def _cache_inputs(profile: Profile, lock: Lock, inputs: dict[str, str]) -> dict[
     }
 
 
-def _caches(root: Path, profile: Profile) -> dict[str, Any]:
-    data = tomllib.loads((root / "caches" / "caches.toml").read_text(encoding="utf-8"))
-    data["cache"] = [c for c in data["cache"] if profile.lane in c.get("lanes", [profile.lane])]
-    return data
+def _caches(root: Path, profile: Profile) -> CacheTable:
+    """caches.toml, less what is for other lanes. Raises ProfileError."""
+    file = root / "caches" / "caches.toml"
+    try:
+        table = msgspec.toml.decode(file.read_bytes(), type=CacheTable)
+    except (OSError, msgspec.MsgspecError) as bad:
+        raise ProfileError(f"caches/caches.toml: {bad}") from None
+    chosen = tuple(c for c in table.cache if not c.lanes or profile.lane in c.lanes)
+    return msgspec.structs.replace(table, cache=chosen)
 
 
-def _env(profile: Profile, caches: dict[str, Any], directories: dict[str, str]) -> dict[str, str]:
+def _env(profile: Profile, caches: CacheTable, directories: dict[str, str]) -> dict[str, str]:
     """The ENV table of the image: paths, caches, then the profile's own, which wins."""
     env = {
         "PATH": f"{VENV}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
         "VIRTUAL_ENV": VENV,
         "LANG": "C.UTF-8",
-        "HF_HOME": caches["models"],
+        "HF_HOME": caches.models,
         "WARMSTART_CACHES": ":".join(sorted(directories.values())),
     }
-    for cache in caches["cache"]:
-        env |= dict.fromkeys(cache["env"], directories[cache["name"]])
+    for cache in caches.cache:
+        env |= dict.fromkeys(cache.env, directories[cache.name])
     return dict(sorted((env | profile.env).items()))
 
 

@@ -108,7 +108,10 @@ def _files(root: Path, own: Path) -> list[Path]:
     """The files of a profile, the most general first. Also a family can have a family."""
     files = [own]
     while family := _read(files[0]).get("family"):
-        files.insert(0, root / "arch" / f"{family}.toml")
+        file = root / "arch" / f"{family}.toml"
+        if file in files or not re.fullmatch(r"[a-z0-9_]+", str(family)):
+            raise ProfileError(f"arch/{files[0].name}: {family!r} can't be its family", hint="a family is another file")
+        files.insert(0, file)
     return [root / "arch" / "defaults.toml", *files]
 
 

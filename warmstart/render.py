@@ -46,13 +46,13 @@ def stages(text: str) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     name = ""
     joined = text.replace("\\\n", " ")
-    for line in (ln.strip() for ln in joined.splitlines()):
+    for line in (ln.strip() for ln in joined.split("\n")):
         if not line or line.startswith("#"):
             continue
         if line.startswith("FROM "):
             name = line.rpartition(" AS ")[2]
             found[name] = []
-        found[name].append(" ".join(line.split()))
+        found.setdefault(name, []).append(" ".join(line.split()))
     return found
 
 

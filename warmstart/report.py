@@ -59,13 +59,18 @@ def read(state: Path, arch: str) -> Record:
     file = path(state, arch)
     if not file.is_file():
         raise ImageMissing(f"no image of {arch} was built here", hint=f"make image ARCH={arch}")
-    return msgspec.json.decode(file.read_bytes(), type=Record)
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=Record)
+    except msgspec.MsgspecError:
+        raise ImageMissing(f"{file} is damaged", hint=f"make image ARCH={arch} writes it anew") from None
 
 
 def write(state: Path, record: Record) -> None:
     """Keep the record of a build."""
     file = path(state, record.arch)
-    file.write_bytes(msgspec.json.format(msgspec.json.encode(record)) + b"\n")
+    beside = file.with_suffix(".new")
+    beside.write_bytes(msgspec.json.format(msgspec.json.encode(record)) + b"\n")
+    beside.replace(file)
 
 
 def layers(info: ImageInfo) -> tuple[Layer, ...]:

@@ -66,6 +66,22 @@ def lock(
     return Told(f"arch/{path.name}", new.state, _changes(old, new))
 
 
+def settle(root: Path, state: Path, profile: Profile, cuts: Cuts, locked: Lock) -> Lock:
+    """A resolved lock from one that holds pins, kept under .warmstart/<arch>/ for next time.
+
+    Raises Unreachable where the vendors' indexes don't answer.
+    """
+    if run.recorder.on:
+        log.info(f"would resolve the pins of {profile.arch}")
+        return locked
+    log.info(f"arch/{profile.arch}.lock.json holds versions without hashes: resolving them")
+    wheels = solve.resolve(choose(profile, locked.choice), cuts.dropped)
+    of = locks.digest(msgspec.to_builtins(locks.parse(locks.committed(root, profile.arch))))
+    settled = msgspec.structs.replace(locked, state="resolved", wheels=wheels, of=of)
+    locks.write(locks.relocked(state, profile.arch), settled)
+    return settled
+
+
 def check(root: Path, profile: Profile, cuts: Cuts) -> Told:
     """Whether the committed lock fits the profile. Raises LockMissing or LockMismatch."""
     found = locks.read(root, root / "no-relock", profile, cuts.dropped)

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 Lane = Literal["wheel", "vendor", "source", "cpu"]
+
+
+# What reaches a Containerfile or a shell line unquoted holds nothing that either would read as its own.
+Version = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9.+_-]*$")]
+Word = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9.+_-]*$")]
+LayerName = Annotated[str, msgspec.Meta(pattern=r"^(?!(os|venv|runtime|patched|wheels|tools)$)[a-z][a-z0-9_-]*$")]
+EnvName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+Text = Annotated[str, msgspec.Meta(pattern=r"^[^\x00-\x1f\x7f]*$")]  # one line; the engine alters control characters
 
 
 class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
@@ -17,7 +25,7 @@ class Base(_Table, frozen=True, kw_only=True):
     """What the image stands on: a rootfs made from distribution packages, or a registry image by digest."""
 
     kind: Literal["rootfs", "image"]
-    suite: str = ""  # rootfs: the distribution's suite
+    suite: Version = ""  # rootfs: the distribution's suite
     packages: tuple[str, ...] = ()  # rootfs: what is installed besides the essential packages
     keyring: str = ""  # rootfs: file in arch/ with the keys that sign the suite; empty for the host's own
     image: str = ""  # image: registry reference; its digest is in the lock
@@ -26,15 +34,15 @@ class Base(_Table, frozen=True, kw_only=True):
 class Versions(_Table, frozen=True, kw_only=True):
     """Versions that belong together, stored and never computed."""
 
-    python: str
-    vllm: str
-    variant: str = ""  # local part of the vLLM wheel's version: without it a CUDA wheel matches too
-    torch: str
-    torchvision: str = ""
-    torchaudio: str = ""
-    triton: str = ""
-    rocm: str = ""
-    aiter: str = ""
+    python: Version
+    vllm: Version
+    variant: Version = ""  # local part of the vLLM wheel's version: without it a CUDA wheel matches too
+    torch: Version
+    torchvision: Version = ""
+    torchaudio: Version = ""
+    triton: Version = ""
+    rocm: Version = ""
+    aiter: Version = ""
 
 
 class Index(_Table, frozen=True, kw_only=True):
@@ -58,7 +66,7 @@ class Wheels(_Table, frozen=True, kw_only=True):
 
     requires: tuple[str, ...]  # top-level requirements; {vllm}, {torch} … stand for the versions above
     platform: str  # uv's name for the target platform, e.g. x86_64-manylinux_2_36
-    layers: dict[str, tuple[str, ...]]  # layer → distributions in it; all others are in layer "python"
+    layers: dict[LayerName, tuple[str, ...]]  # layer → distributions in it; all others are in layer "python"
     indexes: tuple[Index, ...] = ()
     builders: dict[str, str] = {}  # distribution → who built its wheel
     overrides: tuple[str, ...] = ()  # replace what any distribution requires of another, its extras with it
@@ -109,18 +117,18 @@ class Source(_Table, frozen=True, kw_only=True):
 class Image(_Table, frozen=True, kw_only=True):
     """Name and labels of the built image."""
 
-    repository: str
-    title: str
-    vendor: str
-    source: str
-    licenses: str
+    repository: Text
+    title: Text
+    vendor: Text
+    source: Text
+    licenses: Text
 
 
 class Budget(_Table, frozen=True, kw_only=True):
     """The largest allowed image, in MB (10^6 bytes)."""
 
-    unpacked_mb: int
-    pull_mb: int = 0
+    unpacked_mb: Annotated[int, msgspec.Meta(ge=1)]
+    pull_mb: Annotated[int, msgspec.Meta(ge=0)] = 0
     basis: Literal["measured", "computed"] = "measured"  # computed from the sizes of wheels, never built
 
 
@@ -130,7 +138,7 @@ class Profile(_Table, frozen=True, kw_only=True):
     schema: Literal[1]
     arch: str
     family: str = ""
-    summary: str
+    summary: Text
     lane: Lane
     hardware_validated: bool = False
     base: Base
@@ -145,7 +153,7 @@ class Profile(_Table, frozen=True, kw_only=True):
     removals: tuple[str, ...] = ()  # files below site-packages that break this arch; large ones are cuts
     compilers: tuple[str, ...] = ()  # programs that may be in the runtime image because a JIT needs them
     patches: tuple[str, ...] = ()  # components under patches/ whose series is applied
-    env: dict[str, str] = {}
+    env: dict[EnvName, Text] = {}
     image: Image
     budget: Budget
     evidence: dict[str, str] = {}  # profile key → link to why its value is what it is

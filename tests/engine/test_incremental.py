@@ -9,6 +9,7 @@ import base64
 import hashlib
 import json
 import shutil
+import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -96,7 +97,7 @@ class Small:
     def build(self, *, no_cache: bool = False) -> Record:
         planned = self.plan()
         text = render.render(self.root, planned)
-        return assemble.image(self.root, self.state, planned, text, self.caps, no_cache=no_cache)
+        return assemble.image(self.root, self.state, planned, text, self.caps, time.monotonic(), no_cache=no_cache)
 
 
 @pytest.fixture(scope="module")

@@ -56,7 +56,7 @@ def test_plan_shows_where_a_value_comes_from(capsys: pytest.CaptureFixture[str])
 
 def test_archs(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("archs", "--json") == 0
-    rows = json.loads(capsys.readouterr().out)
+    rows = json.loads(capsys.readouterr().out)["archs"]
     assert rows[0]["arch"] == "cpu"
 
 
@@ -115,3 +115,34 @@ def test_no_image_off_linux(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 def test_phases_of_a_file_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("phases", "/no/such.log") == errors.InputError.code
     assert len(capsys.readouterr().err.splitlines()) <= 2
+
+
+def test_a_device_is_written_to_and_never_replaced(tmp_path: Path) -> None:
+    import os
+    import threading
+
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    read: list[str] = []
+    reader = threading.Thread(target=lambda: read.append(pipe.read_text(encoding="utf-8")))
+    reader.start()
+    assert cli.write(str(pipe), "text") == 0
+    reader.join()
+    assert read == ["text"]
+    assert pipe.is_fifo()
+
+
+@pytest.mark.parametrize("place", ["/", ".", "..", ""])
+def test_a_folder_is_no_file_to_write(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(errors.InputError):
+        cli.write(place, "text")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    def full(_: Namespace) -> int:
+        raise OSError(28, "No space left on device", "/x")
+
+    assert cli.main({"full": (full, "", ())}, ["full"]) == errors.DiskFull.code
+    assert "No space left" in capsys.readouterr().err

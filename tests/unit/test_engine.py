@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -459,7 +460,8 @@ def image(name: str, parent: str = "", names: tuple[str, ...] = (), **labels: st
     return {"Id": name, "ParentId": parent, "Names": list(names), "Labels": labels}
 
 
-def test_old_images_go_children_first_and_nothing_else(tmp_path: Path) -> None:
+def test_old_images_go_children_first_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leftovers, "ID", re.compile(r"\w+"))  # names instead of digests, to be read
     listed = [
         image("base", names=("localhost/base:1",)),
         image("step1", "base"),
@@ -480,6 +482,15 @@ def test_old_images_go_children_first_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "cpu" / "image.json").write_text(json.dumps({"image_id": "sha256:new3"}))
     old = leftovers._old({found["Id"]: found for found in listed}, tmp_path)
     assert old == ["old3", "old2", "lost"]  # of an arch with a record, its label is enough
+
+
+@pytest.mark.parametrize("noted", ["! 3", "! 3\n", "! ", "\n! 33333333333", b"\xff\xfe\n"])
+def test_a_broken_note_names_no_image(tmp_path: Path, noted: str | bytes) -> None:
+    foreign = image("3" * 64, names=("localhost/foreign/mine:1",))
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "build.steps").write_bytes(noted if isinstance(noted, bytes) else noted.encode())
+    (tmp_path / "x" / "image.json").write_bytes(b"{")
+    assert leftovers._old({foreign["Id"]: foreign}, tmp_path) == []
 
 
 def test_the_owner_of_a_build(tmp_path: Path) -> None:

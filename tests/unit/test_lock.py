@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -79,15 +79,55 @@ def test_a_file_that_is_no_lock(tree: Path, content: bytes) -> None:
     assert "\n" not in caught.value.message
 
 
-def test_a_relock_is_used_until_the_committed_lock_is_newer(tree: Path) -> None:
-    committed = lock.committed(tree, "cpu")
-    moved = msgspec.structs.replace(lock.parse(committed), epoch=1)
-    lock.write(lock.relocked(tree / ".warmstart", "cpu"), moved)
+def test_a_relock_is_used_for_the_lock_it_was_made_of(tree: Path) -> None:
+    committed = lock.parse(lock.committed(tree, "cpu"))
+    of = lock.digest(msgspec.to_builtins(committed))
+    path = lock.relocked(tree / ".warmstart", "cpu")
+    lock.write(path, msgspec.structs.replace(committed, epoch=1, of=of))
     assert read(tree).epoch == 1
     assert read(tree, frozen=True).epoch != 1
-    later = lock.relocked(tree / ".warmstart", "cpu").stat().st_mtime + 10
-    os.utime(committed, (later, later))
-    assert read(tree).epoch != 1
+    lock.write(lock.committed(tree, "cpu"), msgspec.structs.replace(committed, epoch=2))
+    assert read(tree).epoch == 2  # whatever the files' times say
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"arch": "gfx950"},
+        {"wheels": ()},
+        {"epoch": -1},
+        {"epoch": 10**15},
+        {"base": lock.LockedBase(kind="image", image="x")},
+        {"base": lock.LockedBase(kind="rootfs")},
+        {"layer": "nowhere"},
+        {"name": "two\nlines"},
+        {"name": "Not-Normal"},
+        {"version": "1; touch /x"},
+        {"file": "../../outside.whl"},
+        {"sha256": ""},
+        {"sha256": "zz"},
+        {"size": -1},
+    ],
+)
+def test_a_lock_that_cannot_be_right_is_refused(tree: Path, change: dict[str, Any]) -> None:
+    path = lock.committed(tree, "cpu")
+    real = lock.parse(path)
+    if set(change) <= {f.name for f in msgspec.structs.fields(lock.Lock)}:
+        broken = msgspec.structs.replace(real, **change)
+    else:
+        first = msgspec.structs.replace(real.wheels[0], **change)
+        broken = msgspec.structs.replace(real, wheels=(first, *real.wheels[1:]))
+    lock.write(path, broken)
+    with pytest.raises(LockMismatch, match="can't be right"):
+        read(tree)
+
+
+def test_two_wheels_of_one_name_are_refused(tree: Path) -> None:
+    path = lock.committed(tree, "cpu")
+    real = lock.parse(path)
+    lock.write(path, msgspec.structs.replace(real, wheels=(real.wheels[0], *real.wheels)))
+    with pytest.raises(LockMismatch, match="twice"):
+        read(tree)
 
 
 def test_writing_is_byte_stable(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import io
 import json
 import sys
 import time
+from collections.abc import Iterator
 
 import pytest
 
@@ -23,8 +24,10 @@ class Terminal(io.StringIO):
 
 
 @pytest.fixture(autouse=True)
-def _settings(monkeypatch: pytest.MonkeyPatch) -> None:
+def _settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
+    log.configure()
+    yield
     log.configure()
 
 

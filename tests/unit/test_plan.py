@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from warmstart import cuts, lock, plan, profile, render
+from warmstart.errors import ProfileError
 from warmstart.plan import Plan
 from warmstart.profile import NOT_IN_IMAGE, Loaded, Profile
 
@@ -165,3 +166,22 @@ def test_first_change_names_the_stage_and_its_rest(tree: Path, cpu: Plan) -> Non
     assert list(changes) == ["runtime"]
     stage = render.stages(new)["runtime"]
     assert "sitecustomize@" in stage[changes["runtime"][0]]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('env = ["VLLM_CACHE_ROOT"]', 'env = "VLLM_CACHE_ROOT"'),
+        ('path = "vllm"', 'path = "../../etc"'),
+        ('volume = "/cache"', "volume = 3"),
+        ('name = "vllm"', 'nam = "vllm"'),
+        ('models = "/models"', 'models = "/models; touch /x"'),
+    ],
+)
+def test_a_bad_table_of_caches_is_refused(tree: Path, old: str, new: str) -> None:
+    file = tree / "caches/caches.toml"
+    text = file.read_text(encoding="utf-8")
+    assert old in text
+    file.write_text(text.replace(old, new, 1), encoding="utf-8")
+    with pytest.raises(ProfileError, match=r"caches\.toml"):
+        make(tree, profile.load(ROOT, "cpu"))

@@ -109,3 +109,27 @@ def test_an_unknown_choice_is_refused() -> None:
     with pytest.raises(ProfileError, match="no choice 'upstrem'") as caught:
         profile.choose(profile.load(ROOT, "cpu").profile, "upstrem")
     assert caught.value.hint == "it has upstream"
+
+
+def test_a_family_cannot_be_its_own(tree: Path) -> None:
+    edit(tree, "cpu.toml", 'lane = "cpu"', 'lane = "cpu"\nfamily = "cpu"')
+    with pytest.raises(ProfileError, match="can't be its family"):
+        profile.load(tree, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("[env]\n", '[env]\n"X=1\\nRUN touch /pwned\\n#" = "1"\n'),
+        ("[env]\n", '[env]\nX = "a\\nb"\n'),
+        ('python = "3.11"', 'python = "3.11; touch /pwned"'),
+        ('vllm = "0.32.0"', 'vllm = "0.32.0\\nRUN touch /pwned"'),
+        ("[wheels.layers]\n", '[wheels.layers]\nruntime = ["six"]\n'),
+        ("[wheels.layers]\n", '[wheels.layers]\n"../x" = ["six"]\n'),
+        ("unpacked-mb = 1400", "unpacked-mb = 0"),
+    ],
+)
+def test_what_would_end_up_in_a_shell_or_a_containerfile_is_refused(tree: Path, old: str, new: str) -> None:
+    edit(tree, "cpu.toml", old, new)
+    with pytest.raises(ProfileError):
+        profile.load(tree, "cpu")
