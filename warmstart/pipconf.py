@@ -64,7 +64,7 @@ def read() -> PipConfig:
 
     Raises CommandFailed when a configuration file is broken.
     """
-    listed = run.run([sys.executable, "-m", "pip", "config", "list"], env=environment(), always=True)
+    listed = run.run([sys.executable, "-Im", "pip", "config", "list"], env=environment(), always=True)
     return parse(listed.stdout)
 
 

@@ -174,7 +174,7 @@ def _pip(job: Job, places: _Places, index: Index | None, *more: str) -> None:
     (folder / "tmp").mkdir()
     lines = [f"{w.name}=={w.version} --hash=sha256:{w.sha256}" for w in job]
     (folder / "requirements.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    argv = [sys.executable, "-m", "pip", "download", "--no-cache-dir", "--no-deps", "--require-hashes"]
+    argv = [sys.executable, "-Im", "pip", "download", "--no-cache-dir", "--no-deps", "--require-hashes"]
     argv += ["--only-binary", ":all:", *targets.for_pip(places.profile, [w.file for w in job]), *more]
     argv += [word for w in job if not w.file.endswith(".whl") for word in ("--no-binary", w.name)]
     argv += ["--index-url", targets.fill(index.url, places.profile), "--retries", "2"] if index else []

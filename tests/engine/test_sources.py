@@ -24,7 +24,7 @@ import msgspec
 import pytest
 
 from warmstart import profile, solve, wheels
-from warmstart.errors import Unreachable, WheelMismatch
+from warmstart.errors import DiskFull, Unreachable, WheelMismatch
 from warmstart.lock import Wheel
 from warmstart.profile import Profile
 from warmstart.schema import Index
@@ -373,6 +373,23 @@ def test_a_failure_ends_the_other_pips(tmp_path: Path, serve: Serve, monkeypatch
     assert not running(tmp_path / "house")
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system")
+def test_a_full_disk(tmp_path: Path, serve: Serve, monkeypatch: Patch) -> None:
+    big = put(tmp_path / "index", "big", size=4_000_000)
+    configure(monkeypatch, serve(tmp_path / "index"))
+    house = tmp_path / "house"
+    house.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", house], check=True)
+    try:
+        with pytest.raises(DiskFull, match="needs"):
+            wheels.fetch(cpu(), [big], house)
+        with pytest.raises(DiskFull, match="filled up"):  # an index that tells no sizes
+            wheels.fetch(cpu(), [msgspec.structs.replace(big, size=0)], house)
+        assert names(house) == []
+    finally:
+        subprocess.run(["umount", house], check=True)
+
+
 def await_(done: Callable[[], Any], seconds: float = 60) -> None:
     end = time.monotonic() + seconds
     while not done():
@@ -452,11 +469,12 @@ def test_resolved_over_all_configured_places(tmp_path: Path, serve: Serve, monke
 BACKEND = """
 import pathlib
 TEXT = "Metadata-Version: 2.1\\nName: {name}\\nVersion: 1.0\\nRequires-Dist: {needs}\\n"
+WHEEL = "Wheel-Version: 1.0\\nGenerator: test\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n"
 def prepare_metadata_for_build_wheel(folder, config_settings=None):
     info = pathlib.Path(folder, "{name}-1.0.dist-info")
     info.mkdir()
     (info / "METADATA").write_text(TEXT)
-    (info / "WHEEL").write_text("Wheel-Version: 1.0\\nGenerator: x\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
+    (info / "WHEEL").write_text(WHEEL)
     return info.name
 """
 
