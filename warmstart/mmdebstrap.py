@@ -54,7 +54,7 @@ dpkg-query --admindir="$1/var/lib/dpkg" -W -f '${{Package}}=${{Version}}\\n' > "
 APT_CONFIG=$MMDEBSTRAP_APT_CONFIG apt-cache show --no-all-versions $(cat "$1/tmp/names") > "$1/tmp/{FOUND}"
 """
 
-# What is left of the host or of the making. Log files and the other caches of apt are removed by mmdebstrap.
+# What is left of the host or of the making.
 CLEAN = """
 cd "$1"
 rm -rf etc/apt/sources.list etc/apt/sources.list.d/* etc/apt/preferences.d/* etc/apt/apt.conf.d/99mmdebstrap
@@ -156,7 +156,8 @@ def _hooks(job: Job, customize: Sequence[str], pins: str) -> list[str]:
     after = [TELL.strip(), _words("download", f"/tmp/{FOUND}", found), _words("sync-out", ARCHIVES, debs)]
     words = [f"--setup-hook={hook}" for hook in before]
     words += [f"--customize-hook={hook}" for hook in (*after, *customize, CLEAN.strip())]
-    return [*words, "--skip=essential/unlink"]
+    # mmdebstrap would clean up with an apt that works on the host's own folders once /tmp is cut: CLEAN does it.
+    return [*words, "--skip=essential/unlink,cleanup/apt"]
 
 
 def _words(*words: str | Path) -> str:
@@ -210,9 +211,10 @@ def explain(failed: CommandFailed, suite: str) -> WarmstartError:
             f"{away[1] or away[2]}, which has the packages of {suite}, does not answer",
             hint=f"behind a proxy set http_proxy; for a mirror set {aptconf.MIRROR}",
         )
-    if re.search(r"newuidmap|subuid|unshare|Operation not permitted|cannot mount", told):
-        return _no_namespaces(last(failed))
-    return failed
+    errors = re.findall(r"^E: (.+)$", told, re.MULTILINE)
+    if errors and re.search(r"newuidmap|subuid|unshare|Operation not permitted|cannot mount", errors[0]):
+        return _no_namespaces(errors[0])
+    return CommandFailed(f"mmdebstrap: {errors[0]}", hint=failed.hint) if errors else failed
 
 
 def _require() -> None:

@@ -14,12 +14,12 @@ import os
 import shutil
 import sys
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from warmstart import run
+from warmstart import engine, probe, run
 
 ROOT = Path(__file__).parents[2]
 CACHE = ROOT / ".warmstart" / "cache"
@@ -88,7 +88,13 @@ def _make(folder: Path) -> None:
     table = root / SITE / "aiter" / "jit" / "optCompilerConfig.json"
     table.write_text(json.dumps(json.loads(table.read_text()) | {KERNELS: ENTRY}), encoding="utf-8")
     # Byte code of what every container imports: compiled once here, not in each of them.
-    run.run(["podman", "run", "--rm", "--network", "none", "--rootfs", f"{root}", "python3", "-c", IMPORTS])
+    podman("run", "--rm", "--network", "none", "--rootfs", f"{root}", "python3", "-c", IMPORTS)
+
+
+def podman(*words: str, ok: Sequence[int] = (0,), stdin: str | None = None) -> run.Result:
+    """A podman call in the environment in which containers can start here."""
+    env = engine.environment(probe.probe(ROOT / ".warmstart"))
+    return run.run(["podman", *words], env=env, ok=ok, stdin=stdin)
 
 
 class Box(NamedTuple):
@@ -99,8 +105,7 @@ class Box(NamedTuple):
     def call(self, *argv: str, env: Mapping[str, str] | None = None, stdin: str | None = None) -> run.Result:
         """Run a command inside; any exit code is accepted."""
         settings = [f"--env={k}={v}" for k, v in ({"HOME": "/tmp"} | dict(env or {})).items()]
-        command = ["podman", "exec", "--interactive", *settings, self.name, *argv]
-        return run.run(command, ok=range(256), stdin=stdin or "")
+        return podman("exec", "--interactive", *settings, self.name, *argv, ok=range(256), stdin=stdin or "")
 
     def write(self, path: str, text: str) -> None:
         """Make a file inside, with the folders above it."""
@@ -128,12 +133,11 @@ class Box(NamedTuple):
 @contextmanager
 def box(root: Path) -> Iterator[Box]:
     """A container without network and without devices, with the project's scripts at /src."""
-    name = run.run(
-        ["podman", "run", "--detach", "--rm", "--network", "none", "--security-opt", "label=disable"]
-        + ["--volume", f"{ROOT / 'image'}:/src:ro", "--volume", f"{ROOT / 'arch'}:/data:ro"]
-        + ["--rootfs", f"{root}:O", "sleep", "900"]
-    ).stdout.strip()
+    volumes = [f"--volume={ROOT / 'image'}:/src:ro", f"--volume={ROOT / 'arch'}:/data:ro"]
+    rights = ["--network", "none", "--security-opt", "label=disable"]
+    started = podman("run", "--detach", "--rm", *rights, *volumes, "--rootfs", f"{root}:O", "sleep", "900")
+    name = started.stdout.strip()
     try:
         yield Box(name)
     finally:
-        run.run(["podman", "rm", "--force", "--time", "0", name], ok=range(256))
+        podman("rm", "--force", "--time", "0", name, ok=range(256))

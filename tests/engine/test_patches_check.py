@@ -193,10 +193,10 @@ def test_the_changed_files_come_out_compiled_and_nothing_else_changes(tree: Path
     new = "def one():\n    return 1\n\n\ndef added():\n    return one.__code__.co_filename\n"
     folder = tree / "patches" / "package"
     second = difference(tree, "package/count.py", module.read_text(), new)
-    third = difference(tree, "package/count.py", new, new + "\n\nadded()\n")
+    third = difference(tree, "package/count.py", new, new + "\n\nthird = added()\n")
     third += "--- /dev/null\n+++ b/package/more.py\n@@ -0,0 +1 @@\n+added = 2\n"
     (folder / "0002-count.patch").write_text(HEADER + second)
-    (folder / "0003-new.patch").write_text(HEADER + third)
+    (folder / "0003-new.patch").write_text(HEADER.replace("added", "third") + third)
     (folder / "series").write_text("0001-ten.patch\n0002-count.patch\n0003-new.patch  # on top\n")
     where = venv(tree / "pristine", tree / "venv", "package-1.5")
     before = {p: p.read_bytes() for p in where.rglob("*") if p.is_file()}
@@ -209,7 +209,7 @@ def test_the_changed_files_come_out_compiled_and_nothing_else_changes(tree: Path
     names = {p.relative_to(out).as_posix() for p in out.rglob("*") if p.is_file()}
     cached = {importlib.util.cache_from_source(name) for name in ("count.py", "more.py")}
     assert names == {"count.py", "lines.txt", "more.py", *cached}
-    assert (out / "count.py").read_text() == new + "\n\nadded()\n"
+    assert (out / "count.py").read_text() == new + "\n\nthird = added()\n"
     code = (out / importlib.util.cache_from_source("count.py")).read_bytes()
     assert int.from_bytes(code[4:8], "little") == 0b01  # by hash, never checked again (PEP 552)
     assert code[8:16] == importlib.util.source_hash((out / "count.py").read_bytes())

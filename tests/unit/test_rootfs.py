@@ -189,6 +189,7 @@ def failure(told: str) -> CommandFailed:
         ),
         ("E: Failed to fetch http://m.example/p/x.deb  Connection failed", Unreachable, "^m.example, which"),
         ("E: newuidmap failed", HostUnsupported, "can't be made here: newuidmap failed"),
+        ("W: Operation not permitted\nE: no\nE: failed to run", CommandFailed, "^mmdebstrap: no$"),
         ("something else", CommandFailed, "mmdebstrap failed"),
     ],
 )
