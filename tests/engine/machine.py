@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[2]
 TOOLS = "cat dirname env flock id mkdir mv readlink rm sed setsid sh sha256sum tail uname".split()
 ENGINE = ("buildah podman skopeo crun newuidmap fuse-overlayfs patch slirp4netns pasta iptables nft mmdebstrap").split()
 FILES = [
+    "usr/bin/catatonit",
     "usr/lib/podman/netavark",
     "usr/lib/podman/aardvark-dns",
     "usr/share/keyrings/debian-archive-keyring.gpg",
