@@ -156,7 +156,7 @@ def _hooks(job: Job, customize: Sequence[str], pins: str) -> list[str]:
     after = [TELL.strip(), _words("download", f"/tmp/{FOUND}", found), _words("sync-out", ARCHIVES, debs)]
     words = [f"--setup-hook={hook}" for hook in before]
     words += [f"--customize-hook={hook}" for hook in (*after, *customize, CLEAN.strip())]
-    # mmdebstrap would clean up with an apt that works on the host's own folders once /tmp is cut: CLEAN does it.
+    # Once /tmp is cut, the apt of mmdebstrap's own cleaning works on the host: CLEAN does it instead.
     return [*words, "--skip=essential/unlink,cleanup/apt"]
 
 

@@ -21,7 +21,7 @@ import msgspec
 import pytest
 
 from warmstart import aptconf, cuts, lock, mmdebstrap, plan, profile, rootfs
-from warmstart.errors import ProfileError, SetupFailed, Unreachable
+from warmstart.errors import ProfileError, Unreachable
 from warmstart.lock import Package
 from warmstart.plan import Plan
 
@@ -41,9 +41,7 @@ def small(**base: Any) -> Plan:
         made,
         epoch=EPOCH,
         profile=msgspec.structs.replace(loaded.profile, base=changed),
-        base=msgspec.structs.replace(
-            made.base, locked=msgspec.structs.replace(made.base.locked, packages=())
-        ),
+        base=msgspec.structs.replace(made.base, locked=msgspec.structs.replace(made.base.locked, packages=())),
         cuts=cuts.Cuts(versions=made.cuts.versions),
     )
 
@@ -78,9 +76,7 @@ def made(state: Path) -> Made:
 
 
 @net
-def test_the_same_bytes_again_without_a_download(
-    made: Made, state: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_same_bytes_again_without_a_download(made: Made, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out, found = made
     # On disk this time, with the packages of the first run.
     monkeypatch.setattr(mmdebstrap, "_available_memory", lambda: 0)
@@ -135,9 +131,7 @@ def test_nothing_of_the_host_or_the_making_is_inside(made: Made) -> None:
     files = {m.name: m for m in members if m.isfile()}
     assert files["./etc/hostname"].size == 0
     assert files["./etc/resolv.conf"].size == 0
-    unwanted = (
-        r"\./(etc/apt/sources|var/log/.|var/lib/apt/lists/.|var/cache/apt/.|tmp/.|run/.|dev/.)|.*-$|.*-old$"
-    )
+    unwanted = r"\./(etc/apt/sources|var/log/.|var/lib/apt/lists/.|var/cache/apt/.|tmp/.|run/.|dev/.)|.*-$|.*-old$"
     assert [name for name in files if re.match(unwanted, name)] == []
     links = {m.name: m.linkname for m in members if m.issym()}
     assert links["./bin"] == "usr/bin"
@@ -158,17 +152,6 @@ def test_an_unknown_suite(state: Path) -> None:
 
 
 @net
-def test_missing_keys(state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "arch").mkdir()
-    (tmp_path / "arch" / "none.gpg").write_bytes(b"")
-    unsigned = [re.sub(r"\[signed-by=\S+\] ", "", line) for line in aptconf.sources("bookworm")]
-    monkeypatch.setenv(aptconf.MIRROR, "\n".join(f"{line}" for line in unsigned))
-    monkeypatch.setattr(mmdebstrap, "inside", lambda *_: [])
-    with pytest.raises(SetupFailed, match="the keys that bookworm is signed with") as caught:
-        rootfs.make(tmp_path, small(keyring="none.gpg"), state / "bases" / "x.tar", state / "x.log")
-    assert "keyring" in caught.value.hint
-
-
 def test_a_silent_mirror(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = leftovers()
     monkeypatch.setenv(aptconf.MIRROR, "deb [trusted=yes] http://127.0.0.1:9/debian bookworm main")
@@ -207,9 +190,7 @@ def test_broken_off(state: Path, when: str, number: signal.Signals, code: int) -
     before = leftovers()
     out, log_file = state / "bases" / "broken.tar", state / f"broken-{code}-{when[:5]}.log"
     child = subprocess.Popen([sys.executable, "-c", MAKE, out, log_file], cwd=ROOT)
-    await_(
-        lambda: log_file.is_file() and f"I: {when}" in log_file.read_text(encoding="utf-8", errors="replace")
-    )
+    await_(lambda: log_file.is_file() and f"I: {when}" in log_file.read_text(encoding="utf-8", errors="replace"))
     os.kill(child.pid, number)
     assert child.wait(60) == code
     assert leftovers() == before
