@@ -47,6 +47,7 @@ def main() -> None:
                     server = serve(ref, model, cache)
                     server.wait()
                     seconds[name].append(round(server.seconds, 1))
+                    print(name, seconds[name][-1], file=sys.stderr, flush=True)
                     stop(server)
                     if name != "first":
                         run.run(["podman", "volume", "rm", "--force", cache])
