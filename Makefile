@@ -33,12 +33,14 @@ verify:  ready-all     ## run the image tests and write their record
 smoke:   verify        ## the same as verify
 size:    ready-engine  ## the image by layer and component, against its budget
 	@$(build) size $(ARCH) $(ARGS)
+rehearse: ready-all    ## build and test an arch's image with stand-ins for what the network can't reach (ARGS=--all)
+	@$(build) rehearse $(ARCH) $(ARGS)
 patches-check: ready   ## apply all patches to the sources they are for
 	@$(build) patches-check $(ARGS)
 prune:   ready-engine  ## free old images, caches and build caches
 	@$(build) prune $(ARGS)
 phases:  ready         ## a saved vLLM log as phases with seconds (FILE=vllm.log)
-	@$(build) phases $(FILE) $(ARGS)
+	@$(if $(FILE),,$(error which log? make phases FILE=vllm.log))$(build) phases $(FILE) $(ARGS)
 
 # ---- this project -------------------------------------------------------------------------------------------------
 test:    ready-all     ## everything: lint, types, unit, engine and image tests

@@ -7,6 +7,11 @@ Modules are imported where they are used: `--help` and `plan` must not wait for 
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from warmstart import early
+
+    early.catch()  # first of all: a Ctrl-C during the imports below is one line, too
+
 import sys
 import time
 from argparse import Namespace
@@ -26,20 +31,22 @@ STATE = ROOT / ".warmstart"  # everything that is made here and can be thrown aw
 
 def image(args: Namespace) -> int:
     """The main job."""
-    from warmstart import assemble, engine, host, inputs, probe, render, report
+    from warmstart import assemble, engine, host, inputs, madewheels, probe, render, report
 
     host.require_linux()
     began = time.monotonic()
-    loaded, planned = plan_of(args, settle=True)
+    loaded, planned = plan_of(args, settle=True, device=host.build_device(args.device))
     caps = probe.probe(STATE)
     with engine.hold(STATE, planned.arch, wait=not args.no_wait):
         planned = inputs.fetch(ROOT, STATE, loaded, planned, caps, frozen=args.frozen)
         containerfile = render.render(ROOT, planned)
         record = assemble.image(ROOT, STATE, planned, containerfile, caps, began, no_cache=args.no_cache)
+        if record.rebuilt:
+            madewheels.export(STATE, planned, containerfile, caps)
     return cli.show(args, record, report.built(record))
 
 
-def plan_of(args: Namespace, *, settle: bool = False) -> tuple[Loaded, Plan]:
+def plan_of(args: Namespace, *, settle: bool = False, device: bool = False) -> tuple[Loaded, Plan]:
     """profile: what is known of the arch. lock: what goes in. plan: both and the tree, frozen."""
     from warmstart import lock, plan, profile
     from warmstart.profile import Loaded
@@ -51,22 +58,24 @@ def plan_of(args: Namespace, *, settle: bool = False) -> tuple[Loaded, Plan]:
 
         locked = resolve.settle(ROOT, STATE, loaded.profile, cut, locked)
     loaded = Loaded(profile.choose(loaded.profile, locked.choice), loaded.origins)
-    return loaded, plan.make(ROOT, loaded, locked, cut)
+    return loaded, plan.make(ROOT, loaded, locked, cut, device=device)
 
 
 def profile_of(args: Namespace) -> tuple[Loaded, Cuts]:
     """The profile of the arch asked for, judged by the rules, and what is left out of its image."""
     from warmstart import cuts, profile, rules
 
-    loaded = profile.load(ROOT, cli.arch(args.arch))
+    loaded = profile.load(ROOT, cli.arch(args.arch), args.lane)
     rules.check(loaded.profile)
     return loaded, cuts.load(ROOT, loaded.profile)
 
 
 def archs(args: Namespace) -> int:
-    from warmstart import profile, tables
+    from warmstart import hardware, profile, tables
 
-    rows = [tables.arch(profile.load(ROOT, name).profile) for name in profile.archs(ROOT)]
+    profiles = [profile.load(ROOT, name).profile for name in profile.archs(ROOT)]
+    records = [hardware.validated(ROOT, one) for one in profiles]
+    rows = [tables.arch(one, found.date if found else None) for one, found in zip(profiles, records, strict=True)]
     return cli.show(args, {"archs": rows}, tables.archs(rows))
 
 
@@ -100,7 +109,14 @@ def lock(args: Namespace) -> int:
         told = resolve.check(ROOT, loaded.profile, cut)
     else:
         told = resolve.lock(
-            ROOT, STATE, loaded.profile, cut, without_indexes=args.without_index, pin=args.pins, choice=args.choose
+            ROOT,
+            STATE,
+            loaded.profile,
+            cut,
+            without_indexes=args.without_index,
+            pin=args.pins,
+            choice=args.choose,
+            made=[Path(file) for file in args.made],
         )
     return cli.show(args, told, resolve.text(told))
 
@@ -114,6 +130,23 @@ def verify(args: Namespace) -> int:
     planned = verify.plan_of(STATE, caps, current, ref)
     verdict = verify.verify(ROOT, STATE, caps, planned, ref, args.only)
     return cli.show(args, verdict, verify.text(verdict))
+
+
+def rehearse(args: Namespace) -> int:
+    """The image of an arch from stand-ins for what only the vendors' indexes have, then its tests."""
+    from warmstart import cuts, host, probe, profile, rehearse, rules
+
+    host.require_linux()
+    caps = probe.probe(STATE)
+
+    def one(arch: str) -> None:
+        loaded = profile.load(ROOT, arch)
+        rules.check(loaded.profile)
+        record = rehearse.rehearse(ROOT, STATE, loaded, cuts.load(ROOT, loaded.profile), caps, first=args.first)
+        cli.show(args, record, rehearse.text(record))
+
+    rehearse.each(rehearse.archs(ROOT) if args.all else [cli.arch(args.arch)], one)
+    return 0
 
 
 def patches_check(args: Namespace) -> int:
@@ -149,28 +182,44 @@ def prune(args: Namespace) -> int:
 
 
 ARCH = ("arch", {"nargs": "?", "default": "", "help": "an arch; default: this machine's GPU, else cpu"})
+LANE = ("--lane", {"default": "", "help": "wheel, vendor or source, where the arch offers it; default: its own"})
+DEVICE = (
+    "--device",
+    {
+        "choices": ("auto", "always", "never"),
+        "default": "auto",
+        "help": "give the build this machine's GPU, to prove aiter's core on it; auto: when there is one",
+    },
+)
 FROZEN = ("--frozen", {"action": "store_true", "help": "from the committed, resolved lock or not at all"})
 VERBS: cli.Verbs = {
     "archs": (archs, "all archs: lane, versions, validated on hardware or not", ()),
-    "plan": (plan, "what would be built, and which file set each value", (ARCH, FROZEN)),
+    "plan": (plan, "what would be built, and which file set each value", (ARCH, LANE, FROZEN)),
     "explain": (
         explain,
         "what changed since the last build, and which layers that rebuilds",
-        (ARCH, FROZEN, ("--against", {"default": "", "help": "a plan in a JSON file, instead of the last build's"})),
+        (
+            ARCH,
+            LANE,
+            FROZEN,
+            ("--against", {"default": "", "help": "a plan in a JSON file, instead of the last build's"}),
+        ),
     ),
     "render": (
         render,
         "the Containerfile",
-        (ARCH, FROZEN, ("-o", {"dest": "output", "default": "", "help": "a file"})),
+        (ARCH, LANE, FROZEN, ("-o", {"dest": "output", "default": "", "help": "a file"})),
     ),
     "lock": (
         lock,
         "resolve all versions and hashes, or check them",
         (
             ARCH,
+            LANE,
             ("--check", {"action": "store_true", "help": "only say whether the lock fits the profile"}),
             ("--pins", {"action": "store_true", "help": "versions only for what the vendors' indexes have"}),
             ("--choose", {"default": "", "help": "one of the profile's wheels.choices, e.g. upstream"}),
+            ("--made", {"action": "append", "default": [], "help": "a wheel that a build from sources left"}),
             ("--without-index", {"action": "append", "default": [], "help": "do without this index of the profile"}),
         ),
     ),
@@ -179,6 +228,8 @@ VERBS: cli.Verbs = {
         "build the image",
         (
             ARCH,
+            LANE,
+            DEVICE,
             FROZEN,
             ("--no-cache", {"action": "store_true", "help": "run every step again"}),
             ("--no-wait", {"action": "store_true", "help": "fail when another build of the arch runs"}),
@@ -189,11 +240,21 @@ VERBS: cli.Verbs = {
         "run the image tests and write their record",
         (
             ARCH,
+            LANE,
             ("--image", {"default": "", "help": "an image by reference or id, instead of the last build"}),
             ("--only", {"default": "", "help": "a pytest -k expression: try a part, write no record"}),
         ),
     ),
-    "size": (size, "size by layer and component, against the budget", (ARCH,)),
+    "rehearse": (
+        rehearse,
+        "build and test an arch's image with stand-ins for what the network can't reach",
+        (
+            ARCH,
+            ("--all", {"action": "store_true", "help": "every arch with wheels of a vendor"}),
+            ("--first", {"action": "store_true", "help": "stop at the first image test that fails"}),
+        ),
+    ),
+    "size": (size, "size by layer and component, against the budget", (ARCH, LANE)),
     "patches-check": (patches_check, "apply all patches to the sources they are for", ()),
     "phases": (phases, "a saved vLLM start log as phases with seconds", (("file", {"help": "the log"}),)),
     "prune": (prune, "free old images, layers and caches of warmstart", ()),
@@ -201,4 +262,4 @@ VERBS: cli.Verbs = {
 
 
 if __name__ == "__main__":
-    sys.exit(cli.main(VERBS, sys.argv[1:]))
+    sys.exit(cli.main(VERBS, sys.argv[1:], last=early.catch))  # then nothing is left that a signal would have to stop

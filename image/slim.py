@@ -6,7 +6,8 @@ was removed, libraries lose their symbols, second names of distributions are add
 
 Standard library only. The same tree and the same rules give the same bytes: nothing depends on time, on the
 order of a directory or on the number of processors. A glob that matches nothing ends the run with status 3: a
-dead rule means that the packages have changed and that its figures are no longer true.
+dead rule means that the packages have changed and that its figures are no longer true. So does a rule that would
+reach out of PREFIX, by its glob or by a link: nothing there is removed or written.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import io
 import json
 import os
 import py_compile
+import re
 import shutil
 import subprocess
 import sys
@@ -32,12 +34,65 @@ Group = list[tuple[str, str]]
 # marshal's output depends on what its process has seen before (bpo-34093): a group per processor would give
 # other bytes on other machines.
 GROUPS = 16
+
+# What the rules may hold: table → the keys that each of its entries has, and those that it may have.
+TABLES = {
+    "cut": ({"layer", "paths"}, {"optional"}),
+    "keep": ({"layer", "paths"}, {"optional"}),
+    "strip": ({"layer", "paths"}, {"optional"}),
+    "bytecode": ({"layer", "paths"}, {"optional", "skip"}),
+    "alias": ({"layer", "name", "version", "of", "of-version"}, {"optional"}),
+}
+WORD = re.compile(r"\w[\w.+!-]*")  # of an alias: part of a file's name
+
 UNCHECKED = py_compile.PycInvalidationMode.UNCHECKED_HASH
 DEAD_RULE = 3
 
 
 class SlimError(Exception):
     """A rule can't be applied; the message says which."""
+
+
+def check(rules: object) -> None:
+    """Raise SlimError for a table, key or value that isn't known, and for a glob that leaves the image."""
+    tables = dict(rules) if isinstance(rules, dict) else {}
+    for place in ("site", "venv"):
+        if leaves(str(tables.pop(place, ""))):
+            raise SlimError(f"{place} is no place in the image, or missing")
+    for table, entries in tables.items():
+        if table not in TABLES or not isinstance(entries, list):
+            raise SlimError(f"unknown table {table!r}; known: {', '.join(TABLES)}")
+        for entry in entries:
+            check_entry(table, entry)
+
+
+def check_entry(table: str, entry: object) -> None:
+    """Raise SlimError for an entry of a table that isn't of its form."""
+    needed, more = TABLES[table]
+    if not isinstance(entry, dict) or not needed <= set(entry) <= needed | more:
+        raise SlimError(f"an entry of {table} needs {sorted(needed)}, may have {sorted(more)}, and is {entry!r}")
+    for key, value in entry.items():
+        if key == "optional":
+            good = isinstance(value, bool)
+        elif key in ("paths", "skip"):
+            good = isinstance(value, list) and all(isinstance(glob, str) and not leaves(glob) for glob in value)
+        else:
+            good = bool(WORD.fullmatch(str(value)))
+        if not good:
+            raise SlimError(f"an entry of {table} has a wrong {key}, or one that leaves the image: {value!r}")
+
+
+def leaves(glob: str) -> bool:
+    """Return whether a glob isn't one for what lies below the root."""
+    parts = glob.split("/")
+    return glob.startswith("/") or ".." in parts or "\0" in glob or not set(parts) - {"", "."}
+
+
+def inside(path: Path, prefix: Path) -> Path:
+    """Return a path that will be written to; raise SlimError when links lead it out of the image."""
+    if not path.resolve().is_relative_to(prefix.resolve()):
+        raise SlimError(f"{path} leads out of the image, to {path.resolve()}")
+    return path
 
 
 def of_layer(rules: Rules, table: str, layer: str) -> list[Rules]:
@@ -50,10 +105,13 @@ def matches(rules: Rules, entry: Rules, key: str, prefix: Path) -> list[Path]:
     found: set[Path] = set()
     for pattern in entry.get(key, []):
         glob = pattern.replace("{site}", rules["site"]).replace("{venv}", rules["venv"])
-        if not glob or glob.startswith("/") or ".." in glob.split("/"):
-            raise SlimError(f"rule of layer {entry['layer']} leaves the image: {pattern!r}")
-        hits = set(prefix.glob(glob))
+        try:
+            hits = set(prefix.glob(glob))
+        except ValueError as error:
+            raise SlimError(f"rule of layer {entry['layer']}, {pattern!r}: {error}") from None
         for hit in hits:
+            if hit == prefix:
+                raise SlimError(f"rule of layer {entry['layer']} names the whole image: {pattern!r}")
             if not hit.parent.resolve().is_relative_to(prefix.resolve()):
                 raise SlimError(f"rule of layer {entry['layer']} leaves the image: {hit} lies behind a link")
         if not hits and not entry.get("optional", False):
@@ -110,7 +168,7 @@ def forget(rules: Rules, prefix: Path, removed: set[Path]) -> None:
     site = prefix / rules["site"]
     gone = {os.path.relpath(path, site) for path in removed}
     for record in sorted(site.glob("*.dist-info/RECORD")):
-        rows = list(csv.reader(io.StringIO(record.read_text(encoding="utf-8"))))
+        rows = list(csv.reader(io.StringIO(inside(record, prefix).read_text(encoding="utf-8"))))
         left = [row for row in rows if row and row[0] not in gone and not row[0].endswith(".pyc")]
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows(left)
@@ -126,7 +184,7 @@ def strip(rules: Rules, layer: str, prefix: Path, strip_one: Callable[[Path], No
     """Strip the libraries that the strip rules of `layer` name."""
     for entry in of_layer(rules, "strip", layer):
         for path in matches(rules, entry, "paths", prefix):
-            strip_one(path)
+            strip_one(inside(path, prefix))
 
 
 def add_name(rules: Rules, layer: str, prefix: Path) -> None:
@@ -147,6 +205,8 @@ def add_name(rules: Rules, layer: str, prefix: Path) -> None:
             raise SlimError(f"dead alias of layer {layer}: {original.name} isn't installed")
         summary = f"Second name of {entry['of']} {entry['of-version']}, under which it looks itself up"
         head = {"Metadata-Version": "2.1", "Name": entry["name"], "Version": entry["version"], "Summary": summary}
+        for path in (original, original / "WHEEL", folder, folder / "WHEEL", folder / "METADATA"):
+            inside(path, prefix)
         folder.mkdir(exist_ok=True)
         (folder / "METADATA").write_text("".join(f"{key}: {value}\n" for key, value in head.items()))
         wheel = original / "WHEEL"
@@ -162,8 +222,11 @@ def python_files(rules: Rules, layer: str, prefix: Path) -> list[Path]:
         roots = matches(rules, entry, "paths", prefix)
         skipped = files_under(matches(rules, entry, "skip", prefix))
         for root in roots:
-            for cache in sorted(root.rglob("__pycache__")):
-                shutil.rmtree(cache)
+            for cache in sorted(inside(root, prefix).rglob("__pycache__")):
+                if cache.is_symlink() or not cache.is_dir():
+                    cache.unlink()
+                else:
+                    shutil.rmtree(cache)
             wanted |= {path for path in root.rglob("*.py") if path.is_file()} - skipped
     return sorted(wanted)
 
@@ -200,6 +263,9 @@ def slim(
     run: Callable[[list[Group]], list[list[str]]] = compile_groups,
 ) -> dict[str, int]:
     """Apply all rules of `layer` to `prefix`; return counts: removed, compiled, and not valid Python."""
+    check(rules)
+    if not prefix.is_dir():
+        raise SlimError(f"{prefix} is no directory")
     removed = cut(rules, layer, prefix)
     forget(rules, prefix, removed)
     strip(rules, layer, prefix, strip_one)
@@ -210,13 +276,19 @@ def slim(
 
 
 def main(arguments: list[str]) -> int:
-    """Run from the command line; return the exit status: 0, or 3 for a rule that can't be applied."""
+    """Run from the command line; return the exit status.
+
+    0, 3 for a rule that can't be applied, 2 for a wrong command line, 1 for no JSON or what a tool or the tree refuses.
+    """
+    if len(arguments) != 3:
+        print("slim: wanted: slim.py RULES LAYER PREFIX", file=sys.stderr)
+        return 2
     rules_file, layer, prefix = arguments
     try:
         counts = slim(json.loads(Path(rules_file).read_text(encoding="utf-8")), layer, Path(prefix))
-    except SlimError as error:
-        print(f"slim: {error}", file=sys.stderr)
-        return DEAD_RULE
+    except (SlimError, OSError, ValueError, RecursionError, csv.Error, subprocess.CalledProcessError) as error:
+        print(f"slim: {rules_file}: {error}", file=sys.stderr)
+        return DEAD_RULE if isinstance(error, SlimError) else 1
     print(f"slim: {layer}: " + ", ".join(f"{count} {what}" for what, count in counts.items()))
     return 0
 

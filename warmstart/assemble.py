@@ -9,12 +9,14 @@ import msgspec
 
 from warmstart import context, engine, log, report, run
 from warmstart.engine import Capabilities
-from warmstart.inputs import wheelhouse
+from warmstart.inputs import contexts
 from warmstart.plan import Plan
 from warmstart.report import Record
 
 # Free disk for one build, as a multiple of the unpacked budget: stages, layers and the image itself.
 ROOM = 3.0
+
+DEVICES = ("/dev/kfd", "/dev/dri")  # what a program needs to use AMD GPUs
 
 
 def image(
@@ -41,8 +43,9 @@ def image(
             context=folder / "context",
             tags=list(plan.tags),
             epoch=plan.epoch,
-            contexts={"wheels": wheelhouse(state), "tools": context.uv().parent},
+            contexts=contexts(state, plan),
             network="none",
+            devices=DEVICES if plan.aiter == "device" else (),
             no_cache=no_cache,
             log_file=folder / "build.log",
             on_line=step.note,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from warmstart import log, signals
-from warmstart.errors import DiskFull, InputError, WarmstartError
+from warmstart.errors import DiskFull, InputError, Interrupted, Terminated, WarmstartError
 
 Verb = Callable[[argparse.Namespace], int]
 Option = tuple[str, dict[str, Any]]
@@ -44,8 +44,20 @@ def parser(verbs: Verbs) -> argparse.ArgumentParser:
     return top
 
 
-def main(verbs: Verbs, argv: Sequence[str]) -> int:
-    """Run a verb and return its exit code: 0, or the code of the error, after telling it in one line and a hint."""
+def main(verbs: Verbs, argv: Sequence[str], last: Callable[[], None] = lambda: None) -> int:
+    """Run a verb and return its exit code: 0, or the code of the error, after telling it in one line and a hint.
+
+    `last` is called when all is done: a signal that comes before it has returned still ends as an exit code.
+    """
+    try:
+        status = _main(verbs, argv)
+        last()
+        return status
+    except (Interrupted, Terminated) as again:  # while a failure, or the first Ctrl-C, was being told
+        return again.code
+
+
+def _main(verbs: Verbs, argv: Sequence[str]) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal of another encoding must not end a build
@@ -57,8 +69,8 @@ def main(verbs: Verbs, argv: Sequence[str]) -> int:
         from warmstart import run
 
         run.dry_run()
-    signals.catch()
     try:
+        signals.catch()
         done: int = args.function(args)
         sys.stdout.flush()
         return done

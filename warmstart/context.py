@@ -13,8 +13,10 @@ from typing import Any
 
 import msgspec
 
+from warmstart import debs
 from warmstart.manifest import manifest, sbom
-from warmstart.plan import Plan, layers
+from warmstart.plan import Plan, layers, made
+from warmstart.profile import BUILDER
 
 
 def write(root: Path, folder: Path, plan: Plan) -> None:
@@ -27,8 +29,13 @@ def write(root: Path, folder: Path, plan: Plan) -> None:
         for file in files:
             _copy(root / "patches" / component / file, beside / "patches" / component / file)
         _text(beside / "patches" / component / "series", "".join(f"{file}\n" for file in files))
-    for layer in layers(plan.profile):
+    _copy(root / "arch" / "aiter.toml", beside / "image" / "aiter.toml")
+    for layer in (*layers(plan.profile), BUILDER):
         _text(beside / "requirements" / f"{layer}.txt", requirements(plan, layer))
+    for layer, packages in plan.packages.items():
+        sums, names = debs.listing(packages, "/ws/debs")
+        _text(beside / "requirements" / f"{layer}.sha256", sums)
+        _text(beside / "requirements" / f"{layer}.debs", names)
     for layer in ("os", *layers(plan.profile)):
         _json(beside / "rules" / f"{layer}.json", plan.cuts.rules(layer))
     _json(beside / "manifest" / "manifest.json", manifest(plan))
@@ -46,8 +53,9 @@ def uv() -> Path:
 def requirements(plan: Plan, layer: str) -> str:
     """The pinned requirements of one layer, with hashes where the lock has them."""
     lines = []
+    here = {m.name for m in made(plan)}
     for wheel in plan.wheels:
-        if wheel.layer == layer:
+        if wheel.layer == layer and wheel.name not in here:
             pin = f"{wheel.name}=={wheel.version}"
             lines.append(f"{pin} --hash=sha256:{wheel.sha256}" if wheel.sha256 else pin)
     return "\n".join(sorted(lines)) + "\n"

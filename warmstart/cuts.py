@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import re
-import tomllib
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from warmstart.errors import ProfileError
-from warmstart.profile import Profile
+from warmstart import toml
+from warmstart.profile import BUILDER, Profile
 
 VENV = "/opt/venv"  # the same path in every stage and image: torch.compile's keys hold absolute source paths
 
@@ -33,7 +31,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="keb
 class Paths(Entry, frozen=True, forbid_unknown_fields=True, rename="kebab", kw_only=True):
     """Globs relative to the image's root; {site} and {venv} stand for site-packages and the virtual environment."""
 
-    layer: str
+    layer: str | tuple[str, ...]  # one layer, or those that it holds for
     paths: tuple[str, ...]
     optional: bool = False  # may match nothing; any other glob that matches nothing is a mistake
     saves_mb: float = 0.0
@@ -49,7 +47,7 @@ class Bytecode(Paths, frozen=True, forbid_unknown_fields=True, rename="kebab", k
 class Alias(Entry, frozen=True, forbid_unknown_fields=True, rename="kebab", kw_only=True):
     """A second name for a distribution that looks itself up under another one."""
 
-    layer: str
+    layer: str | tuple[str, ...]
     name: str
     version: str
     of: str
@@ -105,7 +103,10 @@ class Cuts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             "alias": self.alias,
             "bytecode": self.bytecode,
         }
-        of_layer = {name: [e for e in entries if e.layer == layer] for name, entries in tables.items()}
+        of_layer = {
+            name: [msgspec.structs.replace(e, layer=layer) for e in entries if _is_of(e, layer)]
+            for name, entries in tables.items()
+        }
         told = {
             name: [{k: self._filled(v) for k, v in msgspec.to_builtins(e).items() if k not in said} for e in entries]
             for name, entries in of_layer.items()
@@ -122,22 +123,17 @@ class Cuts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 def load(root: Path, profile: Profile) -> Cuts:
     """The entries of `arch/cuts.toml` that hold for a profile. Raises ProfileError."""
-    data = tomllib.loads((root / "arch" / "cuts.toml").read_text(encoding="utf-8"))
-    _refuse_unknown(data)
-    try:
-        every = msgspec.convert(data, Cuts)
-    except msgspec.ValidationError as bad:
-        raise ProfileError(f"arch/cuts.toml: {bad}") from None
+    every = toml.read(root / "arch" / "cuts.toml", Cuts)
     tables = ("cut", "keep", "strip", "alias", "bytecode", "drop", "lost")
     chosen = {name: tuple(e for e in getattr(every, name) if e.holds(profile)) for name in tables}
     required = {re.split(r"[\[=<>~! ;]", r, maxsplit=1)[0] for r in profile.wheels.requires}
+    required -= set(profile.wheels.layers.get(BUILDER, ()))  # what builds an image's wheels is not in the image
     chosen["drop"] = tuple(d for d in chosen["drop"] if d.name not in required)
+    if profile.removals:
+        paths = tuple(f"{{site}}/{name}" for name in profile.removals)
+        chosen["cut"] += (Paths(layer="device", paths=paths, why="the profile's removals: files that break this arch"),)
     return Cuts(**chosen, versions=msgspec.to_builtins(profile.versions))
 
 
-def _refuse_unknown(data: dict[str, Any]) -> None:
-    known = {f.name for f in msgspec.structs.fields(Cuts)}
-    for key in data:
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            raise ProfileError(f"arch/cuts.toml: unknown table {key}", hint=f"did you mean {near[0]}?" if near else "")
+def _is_of(entry: Paths | Alias, layer: str) -> bool:
+    return layer == entry.layer or (isinstance(entry.layer, tuple) and layer in entry.layer)

@@ -6,10 +6,12 @@ whole. An image's id is the digest of its config, written `sha256:<hex>`.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -198,6 +200,18 @@ def run_container(
     words += [f"--volume={path.resolve()}:{inside}:ro" for path, inside in volumes]
     words += [f"--device={device}" for device in devices] + [f"--publish={port}" for port in publish]
     return _call(caps, "podman", *words, *options, image, *command).stdout.strip()
+
+
+@contextlib.contextmanager
+def extracted(caps: Capabilities, image: str, path: str) -> Iterator[Path]:
+    """A copy of a folder of an image, in a temporary place."""
+    container = _call(caps, "podman", "create", "--pull=never", image, "true").stdout.strip()
+    try:
+        with tempfile.TemporaryDirectory(prefix="warmstart-") as folder:
+            _call(caps, "podman", "cp", f"{container}:{path}", folder)
+            yield Path(folder)
+    finally:
+        _call(caps, "podman", "rm", "--force", container)
 
 
 def free_bytes(caps: Capabilities) -> int:

@@ -31,7 +31,7 @@ class UnknownArch(WarmstartError):
 
 class ProfileError(WarmstartError):
     code = 11
-    meaning = "a profile has an unknown key or a bad value"
+    meaning = "a profile or another data file has an unknown key or a bad value"
 
 
 class RuleError(WarmstartError):

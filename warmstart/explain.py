@@ -38,15 +38,19 @@ def explain(state: Path, plan: Plan, text: str, against: str = "") -> Explained:
     file = Path(against) if against else state / plan.arch / "built-plan.json"
     old_text = file.with_name("Containerfile")
     if not against and not file.is_file():
-        return Explained(
-            "", plan.plan_id, False, (Change("image", "never built here", "everything"),), rebuilt("", text)
-        )
+        return _everything(plan, text, "never built here")
     try:
         old = msgspec.json.decode(file.read_bytes(), type=Plan)
     except (OSError, msgspec.MsgspecError) as bad:
+        if not against:
+            return _everything(plan, text, "built by another version of warmstart")
         raise InputError(f"{file} is not a plan: {bad}", hint="make one with `plan --json`") from None
     was = old_text.read_text(encoding="utf-8") if old_text.is_file() else ""
     return Explained(old.plan_id, plan.plan_id, old.cache_key == plan.cache_key, changes(old, plan), rebuilt(was, text))
+
+
+def _everything(plan: Plan, text: str, why: str) -> Explained:
+    return Explained("", plan.plan_id, False, (Change("image", why, "everything"),), rebuilt("", text))
 
 
 def changes(old: Plan, new: Plan) -> tuple[Change, ...]:

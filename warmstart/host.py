@@ -79,6 +79,20 @@ def default_arch(root: Path = Path("/")) -> tuple[str, str]:
     return (gpu.arch, why) if gpu else ("cpu", why)
 
 
+def build_device(wanted: str, dev: Path = Path("/dev")) -> bool:
+    """Whether a build gets this machine's GPU: "always", "never", or "auto" for when there is one.
+
+    Raises HostUnsupported for "always" without the device nodes.
+    """
+    there = (dev / "kfd").exists() and (dev / "dri").is_dir()
+    if wanted == "always" and not there:
+        raise HostUnsupported(
+            "--device always, but this machine has no /dev/kfd with /dev/dri",
+            hint="load the amdgpu driver, or build with --device never: aiter's core needs no GPU",
+        )
+    return there and wanted != "never"
+
+
 def free_bytes(path: Path) -> int:
     """Bytes that may still be written below `path` (its nearest existing parent)."""
     while not path.exists():

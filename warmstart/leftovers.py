@@ -120,10 +120,11 @@ def note(file: Path, steps: Iterable[str], image: str) -> None:
 def prune(caps: Capabilities, state: Path) -> dict[str, int]:
     """Free what our earlier builds left: images, layers and RUN caches beyond the newest build of each arch.
 
-    Returns the bytes and images freed. Images with a name outside of localhost/ stay, and so does all that a
-    build which runs right now, a container or the newest builds need.
+    Returns the bytes and images freed: the sizes of what is gone, so nobody else's writing shows in them. Images
+    with a name outside of localhost/ stay, and so does all that a build which runs right now, a container or the
+    newest builds need.
     """
-    before, removed = _free(caps), 0
+    freed, removed = 0, 0
     with contextlib.ExitStack() as held:
         for folder in sorted(path.parent for path in state.glob("*/build.lock")):
             try:
@@ -132,12 +133,18 @@ def prune(caps: Capabilities, state: Path) -> dict[str, int]:
                 log.info(f"nothing is freed while {busy.message}")
                 return {"bytes": 0, "images": 0}
         images = {image["Id"]: image for image in _listed(caps)}
-        for image in _old(images, state):
+        old = _old(images, state)
+        layers = _layers(caps, old)
+        for image in old:
             words = ["podman", "rmi", "--no-prune", *(images[image].get("Names") or [image])]
             removed += run.run(words, env=environment(caps), ok=range(256)).code == 0
         for cache in state.glob(f"*/tmp/{CACHES}*") if not run.recorder.on else ():
+            freed += _size(cache)
             shutil.rmtree(cache, ignore_errors=True)
-    return {"bytes": max(0, _free(caps) - before), "images": removed}
+            freed -= _size(cache)
+        left = {layer["id"] for layer in _stored(caps, "layers")}
+        freed += sum(size for layer, size in layers.items() if layer not in left)
+    return {"bytes": freed, "images": removed}
 
 
 def _old(images: Mapping[str, Mapping[str, Any]], state: Path) -> list[str]:
@@ -191,9 +198,31 @@ def _listed(caps: Capabilities) -> list[dict[str, Any]]:
     return listed or []
 
 
-def _free(caps: Capabilities) -> int:
-    disk = os.statvfs(caps.storage)
-    return disk.f_bavail * disk.f_frsize
+def _layers(caps: Capabilities, images: Iterable[str]) -> dict[str, int]:
+    """All layers of some images, each with its size in bytes, unpacked."""
+    known = {layer["id"]: layer for layer in _stored(caps, "layers")}
+    found: dict[str, int] = {}
+    for image in (image for image in _stored(caps, "images") if image["id"] in set(images)):
+        for layer in (image.get("layer", ""), *image.get("mapped-layers", ())):
+            while layer in known and layer not in found:
+                found[layer] = max(0, known[layer].get("diff-size", 0))
+                layer = known[layer].get("parent", "")
+    return found
+
+
+def _stored(caps: Capabilities, kind: str) -> list[dict[str, Any]]:
+    """What the store has noted of its images or layers (containers/storage, whichever driver)."""
+    found: list[dict[str, Any]] = []
+    for file in Path(caps.storage).glob(f"*-{kind}/{kind}.json"):
+        with contextlib.suppress(OSError, ValueError):  # being written
+            found += json.loads(file.read_bytes())
+    return found
+
+
+def _size(folder: Path) -> int:
+    """Bytes of the files in a folder; 0 when it is gone."""
+    sizes = (Path(place, name).lstat().st_size for place, _, names in os.walk(folder) for name in names)
+    return sum(sizes)
 
 
 def _owner(text: str) -> str:

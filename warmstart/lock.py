@@ -14,12 +14,13 @@ from typing import Any, Literal
 import msgspec
 
 from warmstart.errors import LockMismatch, LockMissing, LockNotResolved
-from warmstart.profile import Profile
+from warmstart.profile import Profile, packages
 
 NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")  # a normalised name, PEP 503
 VERSION = re.compile(r"[A-Za-z0-9.+!_-]*")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+MADE = "made"  # source of a wheel that a build from sources made
 PIP = "pip"  # source of a wheel that the machine's own pip configuration found
 
 
@@ -51,7 +52,7 @@ class Wheel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     file: str = ""
     sha256: str = ""
     size: int = 0  # bytes
-    source: str = PIP  # "pip", or the name of one of the profile's indexes
+    source: str = PIP  # "pip", "made", or the name of one of the profile's indexes
 
 
 class Lock(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -64,18 +65,20 @@ class Lock(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     profile: str  # what the profile said when the lock was made: see `wanted`
     base: LockedBase
     wheels: tuple[Wheel, ...]
+    packages: dict[str, tuple[Package, ...]] = {}  # layer → distribution packages that it has beyond the base's
     choice: str = ""  # which of the profile's wheels.choices was taken
     of: str = ""  # a relock: digest of the committed lock that it stands in for
 
 
-def committed(root: Path, arch: str) -> Path:
-    """Where the committed lock of an arch lies."""
-    return root / "arch" / f"{arch}.lock.json"
+def committed(root: Path, slug: str) -> Path:
+    """Where the committed lock of an arch (or of another lane of it: the profile's slug) lies."""
+    return root / "arch" / f"{slug}.lock.json"
 
 
-def relocked(state: Path, arch: str) -> Path:
+def relocked(state: Path, slug: str) -> Path:
     """Where a relock made by `image` lies."""
-    return state / arch / "lock.json"
+    arch, _, lane = slug.partition(".")
+    return state / arch / (f"{lane}.lock.json" if lane else "lock.json")
 
 
 def wanted(profile: Profile, dropped: tuple[str, ...]) -> str:
@@ -90,6 +93,7 @@ def wanted(profile: Profile, dropped: tuple[str, ...]) -> str:
         "listed": sorted(name for index in profile.wheels.indexes for name in index.packages),
         "platform": profile.wheels.platform,
         "layers": profile.wheels.layers,
+        "packages": packages(profile),
         "device": profile.device.extra if profile.device else "",
         "dropped": dropped,
     }
@@ -106,9 +110,10 @@ def read(root: Path, state: Path, profile: Profile, dropped: tuple[str, ...], *,
 
     With `frozen` only a resolved, committed lock will do. Raises LockMissing, LockMismatch, LockNotResolved.
     """
-    arch, path = profile.arch, committed(root, profile.arch)
+    arch, path = profile.arch, committed(root, profile.slug)
     if not path.is_file():
-        raise LockMissing(f"arch/{path.name} is missing", hint=f"make lock ARCH={arch}")
+        lane = f" ARGS='--lane {profile.lane}'" if profile.default_lane else ""
+        raise LockMissing(f"arch/{path.name} is missing", hint=f"make lock ARCH={arch}{lane}")
     lock = validate(parse(path), profile)
     if lock.profile != wanted(profile, dropped):
         raise LockMismatch(
@@ -122,7 +127,7 @@ def read(root: Path, state: Path, profile: Profile, dropped: tuple[str, ...], *,
                 hint=f"on a machine that reaches the vendor's index: make lock ARCH={arch}",
             )
         return lock
-    newer = relocked(state, arch)
+    newer = relocked(state, profile.slug)
     if newer.is_file():
         again = parse(newer)
         if again.of == digest(msgspec.to_builtins(lock)):
@@ -148,6 +153,7 @@ def validate(lock: Lock, profile: Profile) -> Lock:
     bad += ["no wheels"] if not lock.wheels else []
     bad += [f"epoch {lock.epoch}"] if not 0 <= lock.epoch < 2**32 else []
     bad += ["an image without digest"] if lock.base.kind == "image" and not DIGEST.fullmatch(lock.base.digest) else []
+    bad += [f"packages of {name!r}" for name in lock.packages if name not in packages(profile)]
     bad += ["no packages"] if lock.base.kind == "rootfs" and not lock.base.packages else []
     if bad:
         told = "; ".join(bad[:3])

@@ -104,7 +104,7 @@ def step(title: str) -> Iterator[Step]:
             _running.append(current)
             if len(_running) == 1:
                 threading.Thread(target=_tick, daemon=True).start()
-    elif _in_github():
+    elif _in_github() and not settings.quiet:
         _print(f"::group::{title}")
     elif not settings.quiet:
         _print(f"• {title}")
@@ -119,7 +119,7 @@ def step(title: str) -> Iterator[Step]:
                 sys.stderr.write("\r\033[K")
         if not settings.quiet:
             _print(f"{'✓' if state == 'done' else '✗'} {title}  {current.seconds:.1f} s")
-        if _in_github() and not live:
+        if _in_github() and not live and not settings.quiet:
             _print("::endgroup::")
         event("step", title=title, state=state, seconds=round(current.seconds, 3))
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import quote
 
-from warmstart.lock import PIP
+from warmstart.lock import PIP, Package
 from warmstart.plan import Plan
+from warmstart.profile import BUILDER
 
 
 def manifest(plan: Plan) -> dict[str, Any]:
@@ -20,6 +21,7 @@ def manifest(plan: Plan) -> dict[str, Any]:
         "versions": plan.versions,
         "env": plan.env,
         "caches": plan.caches,
+        "serve": plan.profile.serve,
         "patches": plan.patches,
         "inputs": plan.inputs,
         "lost": plan.cuts.messages(),
@@ -37,9 +39,9 @@ def sbom(plan: Plan) -> dict[str, Any]:
             p.sha256,
             f"pkg:deb/{_family(plan)}/{quote(p.name)}@{quote(p.version)}?arch={p.architecture}",
         )
-        for p in plan.base.locked.packages
+        for p in (*plan.base.locked.packages, *_more(plan))
     ]
-    for wheel in plan.wheels:
+    for wheel in (w for w in plan.wheels if w.layer != BUILDER):
         component = _component(
             wheel.name, wheel.version, wheel.sha256, f"pkg:pypi/{quote(wheel.name)}@{quote(wheel.version)}"
         )
@@ -56,6 +58,12 @@ def sbom(plan: Plan) -> dict[str, Any]:
         "metadata": {"timestamp": plan.labels["org.opencontainers.image.created"], "component": subject},
         "components": components,
     }
+
+
+def _more(plan: Plan) -> list[Package]:
+    """Distribution packages that layers of the image have beyond the base's."""
+    every = {p.name: p for layer, packages in plan.packages.items() if layer != BUILDER for p in packages}
+    return [every[name] for name in sorted(every)]
 
 
 def _component(name: str, version: str, sha256: str, purl: str) -> dict[str, Any]:

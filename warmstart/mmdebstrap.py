@@ -92,6 +92,7 @@ def make(job: Job, hooks: Sequence[str] = (), locked: Sequence[Package] = ()) ->
     argv += ["--format=" + ("null" if str(job.out) == os.devnull else "tar")]
     argv += [f"--include={','.join(base.packages)}"] if base.packages else []
     argv += ["--dpkgopt=force-unsafe-io", *(f"--aptopt={line}" for line in aptconf.acquire())]
+    argv += [f"--components={','.join(base.components)}"] if base.components else []
     argv += [f"--keyring={_copied(job.root / 'arch' / base.keyring, job.scratch)}"] if base.keyring else []
     argv += [
         *_hooks(job, hooks, aptconf.pins(locked)),
@@ -112,10 +113,10 @@ def make(job: Job, hooks: Sequence[str] = (), locked: Sequence[Package] = ()) ->
     return packages((job.scratch / "found").read_text(encoding="utf-8"))
 
 
-def inside(script: Path, files: Sequence[Path], arguments: Sequence[str]) -> list[str]:
-    """Hooks that run a script inside the finished rootfs with its own Python; `files` lie in /tmp then."""
+def inside(script: Path, files: Sequence[Path], arguments: Sequence[str], python: str) -> list[str]:
+    """Hooks that run a script inside the finished rootfs with its own `python`; `files` lie in /tmp then."""
     given = shlex.join(str(path) for path in (script, *files))
-    command = shlex.join(["python3", "-I", f"/tmp/{script.name}", *arguments])
+    command = shlex.join([python, "-I", f"/tmp/{script.name}", *arguments])
     return [f"copy-in {given} /tmp", f'chroot "$1" {command}']
 
 

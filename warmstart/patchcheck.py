@@ -24,19 +24,6 @@ from warmstart.errors import CommandFailed, PatchError, WheelMismatch
 from warmstart.patches import Patch
 from warmstart.schema import Profile
 
-# pip fetches no source archive without asking its build backend for metadata, and vLLM's would install torch
-# for that. This stands in for the backend and answers with the metadata in the archive (the hook: PEP 517).
-BACKEND = """
-import email, pathlib, shutil
-
-def prepare_metadata_for_build_wheel(folder, config_settings=None):
-    facts = email.message_from_string(pathlib.Path("PKG-INFO").read_text(encoding="utf-8"))
-    info = pathlib.Path(folder, f"{facts['Name'].replace('-', '_')}-{facts['Version']}.dist-info")
-    info.mkdir()
-    shutil.copy("PKG-INFO", info / "METADATA")
-    return info.name
-"""
-
 
 class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A pinned source archive."""
@@ -153,16 +140,14 @@ def fetch(state: Path, source: Source) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as work:
         part = Path(work)
-        (part / "setuptools").mkdir()
-        (part / "setuptools" / "__init__.py").touch()
-        (part / "setuptools" / "build_meta.py").write_text(BACKEND, encoding="utf-8")
+        unbuilt, env = pipconf.unbuilt(part)
         requirement = f"{source.project}=={source.version} --hash=sha256:{source.sha256}\n"
         (part / "requirements.txt").write_text(requirement, encoding="utf-8")
-        argv = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", ":all:"]
-        argv += ["--no-cache-dir", "--no-build-isolation", "--ignore-requires-python", "--require-hashes"]
+        argv = [sys.executable, "-Pm", "pip", "download", "--no-deps", "--no-binary", ":all:", *unbuilt]
+        argv += ["--no-cache-dir", "--require-hashes"]
         argv += ["--dest", work, "--requirement", str(part / "requirements.txt")]
         try:
-            run.run(argv, env=pipconf.environment() | {"PYTHONPATH": work}, always=True)
+            run.run(argv, env=pipconf.environment() | env, always=True)
         except CommandFailed as failed:
             raise pipconf.explain(failed, source.file, pipconf.read().places) from None
         if not (part / source.file).is_file():

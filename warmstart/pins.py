@@ -26,7 +26,8 @@ def pins(profile: Profile, dropped: Sequence[str], packages: Sequence[Package], 
     unhashed = pinned(profile)
     names = {wheel.name for wheel in unhashed}
     general = tuple(r for r in profile.wheels.requires if _name(r, profile) not in names)
-    wheels = msgspec.structs.replace(profile.wheels, requires=general, indexes=())
+    replaced = tuple(o for o in profile.wheels.overrides if _name(o, profile) not in names)
+    wheels = msgspec.structs.replace(profile.wheels, requires=general, indexes=(), overrides=replaced)
     found = solve.resolve(msgspec.structs.replace(profile, wheels=wheels), sorted({*dropped, *names}))
     base = packages or tuple(Package(name, "", "", "") for name in sorted(profile.base.packages))
     return Lock(

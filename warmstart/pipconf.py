@@ -35,6 +35,21 @@ TROUBLE = re.compile(
 )
 DISK = re.compile(r"No space left on device|Disk quota exceeded", re.IGNORECASE)
 
+# pip fetches no source archive without asking its build backend for metadata, and some would install torch for that.
+# This stands in for the backend and answers with the metadata in the archive (the hook: PEP 517).
+BACKEND = """
+import email, pathlib, shutil, sys
+
+def prepare_metadata_for_build_wheel(folder, config_settings=None):
+    facts = email.message_from_string(pathlib.Path("PKG-INFO").read_text(encoding="utf-8"))
+    info = pathlib.Path(folder, f"{facts['Name'].replace('-', '_')}-{facts['Version']}.dist-info")
+    info.mkdir()
+    shutil.copy("PKG-INFO", info / "METADATA")
+    return info.name
+
+__legacy__ = sys.modules[__name__]  # what pip asks of a project without pyproject.toml
+"""
+
 
 class PipConfig(msgspec.Struct, frozen=True):
     """pip's settings that decide where wheels come from. Empty means pip's own default."""
@@ -95,6 +110,18 @@ def environment() -> dict[str, str]:
     if run.program("keyring"):
         env.setdefault("PIP_KEYRING_PROVIDER", "subprocess")  # with no-input, pip doesn't look for one
     return env
+
+
+def unbuilt(folder: Path) -> tuple[list[str], dict[str, str]]:
+    """Arguments and environment for a pip that fetches source archives of setuptools projects without building them.
+
+    `folder` is one for temporary files. pip must not run with -I, which ignores PYTHONPATH.
+    """
+    backend = folder / "backend" / "setuptools"
+    backend.mkdir(parents=True)
+    (backend / "__init__.py").touch()
+    (backend / "build_meta.py").write_text(BACKEND, encoding="utf-8")
+    return ["--no-build-isolation", "--use-pep517", "--ignore-requires-python"], {"PYTHONPATH": str(backend.parent)}
 
 
 def for_uv(conf: PipConfig) -> tuple[list[str], dict[str, str]]:

@@ -7,17 +7,17 @@ only what decides whether a cached kernel or verdict is still right, so that a n
 from __future__ import annotations
 
 import hashlib
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 
 from warmstart import lock as locks
-from warmstart import patches
+from warmstart import patches, toml
 from warmstart.cuts import VENV, Cuts
-from warmstart.errors import ProfileError
-from warmstart.lock import Lock, LockedBase, Wheel
-from warmstart.profile import NOT_IN_IMAGE, Loaded, Profile
+from warmstart.lock import Lock, LockedBase, Package, Wheel
+from warmstart.profile import BUILDER, NOT_IN_IMAGE, Loaded, Profile
 
 HOME = "/opt/warmstart"  # our own files inside the image
 
@@ -53,6 +53,17 @@ class PlannedBase(msgspec.Struct, frozen=True):
     locked: LockedBase
 
 
+class Made(msgspec.Struct, frozen=True):
+    """A wheel that the build makes itself, because its index offers sources only."""
+
+    name: str
+    layer: str
+    file: str  # the sources, in the wheelhouse
+    sha256: str
+    env: dict[str, str]
+    within: str  # the stage whose Python builds it
+
+
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """All that decides an image. Same plan, same Containerfile, same image."""
 
@@ -72,13 +83,18 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     caches: dict[str, str]  # cache name → directory on the volume
     cuts: Cuts
     wheels: tuple[Wheel, ...]
+    packages: dict[str, tuple[Package, ...]]  # layer → distribution packages that it has beyond the base's
+    aiter: Literal["off", "core", "set", "device"]  # how aiter's compiled part comes into being
     inputs: dict[str, str]  # name → sha256 of a part of the tree or of the lock
     steps: tuple[str, ...]  # stages of the Containerfile, in order
     profile: Profile
 
 
-def make(root: Path, loaded: Loaded, lock: Lock, cuts: Cuts) -> Plan:
-    """The plan for a profile and its lock, with the tree below `root` as it is now."""
+def make(root: Path, loaded: Loaded, lock: Lock, cuts: Cuts, *, device: bool = False) -> Plan:
+    """The plan for a profile and its lock, with the tree below `root` as it is now.
+
+    With `device` the build has the GPU: aiter's core, where the image has it, is proven on it.
+    """
     profile = loaded.profile
     caches = _caches(root, profile)
     chosen = {name: patches.selected(root, name, profile) for name in profile.patches}
@@ -103,6 +119,8 @@ def make(root: Path, loaded: Loaded, lock: Lock, cuts: Cuts) -> Plan:
         caches=directories,
         cuts=cuts,
         wheels=lock.wheels,
+        packages=lock.packages,
+        aiter="device" if device and profile.aiter.mode == "core" else profile.aiter.mode,
         inputs=inputs,
         steps=_steps(profile, chosen),
         profile=profile,
@@ -133,7 +151,11 @@ def _inputs(root: Path, profile: Profile, lock: Lock, cuts: Cuts, chosen: dict[s
         "caches": tree_digest(root / "caches"),
         "lock/base": locks.digest(msgspec.to_builtins(lock.base)),
     }
-    for layer in layers(profile):
+    if profile.aiter.mode != "off":
+        inputs["arch/aiter.toml"] = tree_digest(root / "arch" / "aiter.toml")
+    for layer, packages in lock.packages.items():
+        inputs[f"packages/{layer}"] = locks.digest(msgspec.to_builtins(packages))
+    for layer in (*layers(profile), BUILDER):
         wheels = [w for w in lock.wheels if w.layer == layer]
         inputs[f"lock/{layer}"] = locks.digest(msgspec.to_builtins(wheels))
         inputs[f"cuts/{layer}"] = locks.digest(cuts.rules(layer))
@@ -143,8 +165,25 @@ def _inputs(root: Path, profile: Profile, lock: Lock, cuts: Cuts, chosen: dict[s
 
 
 def layers(profile: Profile) -> tuple[str, ...]:
-    """Names of the wheel layers, least changing first: arch-neutral Python, torch (and ROCm), vLLM."""
-    return ("python", *profile.wheels.layers)
+    """Names of the image's wheel layers, least changing first: arch-neutral Python, torch (and ROCm), vLLM."""
+    return ("python", *(name for name in profile.wheels.layers if name != BUILDER))
+
+
+def made(plan: Plan) -> tuple[Made, ...]:
+    """The wheels that are made in the build. One that the lock names as a wheel was made before, and is installed."""
+    profile = plan.profile
+    settings = {re.sub(r"[-_.]+", "-", name).lower(): env for name, env in profile.wheels.from_source.items()}
+    found = []
+    for wheel in plan.wheels:
+        if wheel.name not in settings or wheel.file.endswith(".whl"):
+            continue
+        file = wheel.file or f"{wheel.name.replace('-', '_')}-{wheel.version}.tar.gz"
+        within = "python" if wheel.layer in layers(profile)[:2] else "toolchain"
+        env = settings[wheel.name]
+        if wheel.name == "vllm" and profile.source_lane:
+            within, env = BUILDER, env | profile.source_lane.env
+        found.append(Made(wheel.name, wheel.layer, file, wheel.sha256, env, within))
+    return tuple(found)
 
 
 def _cache_inputs(profile: Profile, lock: Lock, inputs: dict[str, str]) -> dict[str, Any]:
@@ -167,11 +206,7 @@ def _cache_inputs(profile: Profile, lock: Lock, inputs: dict[str, str]) -> dict[
 
 def _caches(root: Path, profile: Profile) -> CacheTable:
     """caches.toml, less what is for other lanes. Raises ProfileError."""
-    file = root / "caches" / "caches.toml"
-    try:
-        table = msgspec.toml.decode(file.read_bytes(), type=CacheTable)
-    except (OSError, msgspec.MsgspecError) as bad:
-        raise ProfileError(f"caches/caches.toml: {bad}") from None
+    table = toml.read(root / "caches" / "caches.toml", CacheTable)
     chosen = tuple(c for c in table.cache if not c.lanes or profile.lane in c.lanes)
     return msgspec.structs.replace(table, cache=chosen)
 
@@ -192,7 +227,8 @@ def _env(profile: Profile, caches: CacheTable, directories: dict[str, str]) -> d
 
 def _steps(profile: Profile, chosen: dict[str, tuple[str, ...]]) -> tuple[str, ...]:
     patched = ("patched",) if any(chosen.values()) else ()
-    return ("os", *layers(profile), *patched, "runtime")
+    modules = ("aiter-modules",) if profile.aiter.mode != "off" else ()
+    return ("os", *layers(profile), *modules, *patched, "runtime")
 
 
 def _base_ref(profile: Profile, lock: Lock, key: str) -> str:
@@ -209,7 +245,8 @@ def _named(plan: Plan) -> Plan:
     plan_id = locks.digest(content)
     profile, versions = plan.profile, plan.versions
     repository = profile.image.repository
-    tags = (f"{repository}:{plan.arch}-vllm{versions['vllm']}-{plan_id[:12]}", f"{repository}:{plan.arch}")
+    tag = f"{repository}:{profile.slug.replace('.', '-')}"
+    tags = (f"{tag}-vllm{versions['vllm']}-{plan_id[:12]}", tag)
     labels = _labels(plan, plan_id)
     return msgspec.structs.replace(plan, plan_id=plan_id, tags=tags, labels=labels)
 

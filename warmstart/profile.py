@@ -22,7 +22,9 @@ from warmstart.schema import Profile as Profile
 ARCH_NAME = re.compile(r"cpu|gfx[0-9a-f]{3,5}")  # LLVM target names, and the one lane without a GPU
 
 # Profile keys that say something about the image but change no byte of it.
-NOT_IN_IMAGE = ("budget", "evidence", "lanes", "hardware-validated")
+NOT_IN_IMAGE = ("budget", "evidence", "lanes", "default-lane", "hardware-validated")
+
+BUILDER = "builder"  # the layer of what builds an image's wheels: it is not part of the image
 
 
 class Loaded(msgspec.Struct, frozen=True):
@@ -64,8 +66,12 @@ def load(root: Path, arch: str, lane: str = "") -> Loaded:
     if chosen not in {merged.get("lane"), *lanes}:
         known = sorted({str(merged.get("lane")), *lanes})
         raise ProfileError(f"{arch} has no lane {lane!r}", hint=f"it has {', '.join(known)}")
+    merged.pop("default-lane", None)
+    if chosen in lanes and chosen != merged.get("lane"):
+        merged["default-lane"] = merged.get("lane")
     if chosen in lanes:
-        _merge(merged, lanes[chosen] | {"lane": chosen}, origins, f"arch/{own.name}, lane {chosen}")
+        own_lane = {key: value for key, value in lanes[chosen].items() if key != "summary"} | {"lane": chosen}
+        _merge(merged, own_lane, origins, f"arch/{own.name}, lane {chosen}")
     merged["arch"] = arch
     merged["lanes"] = {name: t.get("summary", "") for name, t in lanes.items() if name != chosen}
     origins["arch"] = f"arch/{own.name}"
@@ -87,6 +93,18 @@ def choose(profile: Profile, choice: str) -> Profile:
     requires = tuple(chosen.replaces.get(re.split(r"[^\w.-]", r)[0], r) for r in wheels.requires)
     indexes = (*wheels.indexes, *chosen.indexes)
     return msgspec.structs.replace(profile, wheels=msgspec.structs.replace(wheels, requires=requires, indexes=indexes))
+
+
+def packages(profile: Profile) -> dict[str, tuple[str, ...]]:
+    """Distribution packages beyond the base, by the layer that they are installed in."""
+    found: dict[str, tuple[str, ...]] = {}
+    for name, feature in profile.features.items():
+        if feature.enabled and feature.packages:
+            layer = feature.layer or name
+            found[layer] = (*found.get(layer, ()), *feature.packages)
+    if profile.lane == "source" and profile.source_lane:
+        found[BUILDER] = profile.source_lane.packages
+    return found
 
 
 def leaves(profile: Profile) -> dict[str, Any]:
@@ -140,6 +158,12 @@ def _fold(profile: Profile) -> Profile:
             offered = feature.indexes.get(index.name, ())
             indexes[i] = msgspec.structs.replace(index, packages=(*index.packages, *offered))
         env |= feature.env
+    if profile.lane == "source" and profile.source_lane:
+        requires += profile.source_lane.requires
+        layers[BUILDER] = tuple(re.split(r"[^\w.-]", requirement)[0] for requirement in profile.source_lane.requires)
+        for i, index in enumerate(indexes):  # the SDK's own parts come from where its others do
+            more = tuple(n for n in layers[BUILDER] if n.startswith("rocm-sdk") and "rocm-sdk-core" in index.packages)
+            indexes[i] = msgspec.structs.replace(index, packages=(*index.packages, *more))
     folded = msgspec.structs.replace(wheels, requires=tuple(requires), layers=layers, indexes=tuple(indexes))
     return msgspec.structs.replace(profile, wheels=folded, env=env)
 

@@ -7,7 +7,8 @@ import json
 from pathlib import Path
 
 from warmstart.cuts import VENV
-from warmstart.plan import HOME, Plan, layers
+from warmstart.gittree import folder, parse
+from warmstart.plan import HOME, Plan, layers, made
 
 
 def render(root: Path, plan: Plan) -> str:
@@ -23,8 +24,9 @@ def render(root: Path, plan: Plan) -> str:
         autoescape=False,
     )
     engine.filters |= {"fingerprint": fingerprint, "quoted": quoted, "short": lambda digest: digest[:16]}
+    engine.filters["tree"] = lambda spec: folder(parse(spec))
     template = engine.get_template("Containerfile.j2")
-    return template.render(plan=plan, layers=layers(plan.profile), venv=VENV, home=HOME)
+    return template.render(plan=plan, layers=layers(plan.profile), made=made(plan), venv=VENV, home=HOME)
 
 
 def fingerprint(*texts: str) -> str:

@@ -127,7 +127,7 @@ def built(record: Record) -> str:
 def _name(created_by: str) -> str:
     """The stage or step that made a layer: our RUN lines carry `: name@digest`."""
     if found := re.search(r": ([a-z0-9_/.-]+)@[0-9a-f]{12,}", created_by):
-        return {"start": "start-up files", "plan": "manifest"}.get(found[1], found[1])
+        return {"start": "start-up files", "plan": "manifest", "loader": "table of the loader"}.get(found[1], found[1])
     return "base" if " ADD " in created_by else "mount points removed" if "rm -r /ws" in created_by else created_by[:40]
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import msgspec
 
+from warmstart import debs, log, madewheels, pins, rootfs, run, solve
 from warmstart import lock as locks
-from warmstart import log, pins, rootfs, run, solve
 from warmstart.cuts import Cuts
 from warmstart.lock import Lock, LockedBase
 from warmstart.profile import Profile, choose
@@ -32,15 +32,17 @@ def lock(
     without_indexes: Collection[str] = (),
     pin: bool = False,
     choice: str = "",
+    made: Sequence[Path] = (),
 ) -> Told:
     """Resolve base and wheels and write `arch/<arch>.lock.json`.
 
-    With `pin` the vendors' indexes are not asked: their wheels get a version and no hash (state `pins`). The epoch
-    is kept when nothing else changed, so that locking twice changes no byte. Raises Unreachable, UsageError.
+    With `pin` the vendors' indexes are not asked: their wheels get a version and no hash (state `pins`). `made` are
+    wheels that builds from sources left, to be installed instead of made again. The epoch is kept when nothing else
+    changed, so that locking twice changes no byte. Raises Unreachable, UsageError, InputError.
     """
     wanted = locks.wanted(profile, cuts.dropped)
     profile = choose(profile, choice)
-    path = locks.committed(root, profile.arch)
+    path = locks.committed(root, profile.slug)
     if run.recorder.on:
         log.info(f"would resolve {profile.arch} and write arch/{path.name}")
         return Told(f"arch/{path.name}", "not written", ())
@@ -48,18 +50,23 @@ def lock(
     if pin:
         base = _base(root, state, profile, cuts)
         new = pins.pins(profile, cuts.dropped, base.packages, int(time.time()))
+        new = msgspec.structs.replace(new, packages=debs.resolve(root, state, profile, base.packages))
     else:
         wheels = solve.resolve(profile, cuts.dropped, without_indexes=without_indexes)
+        base = _base(root, state, profile, cuts)
         new = Lock(
             schema=1,
             arch=profile.arch,
             state="resolved",
             epoch=int(time.time()),
             profile=wanted,
-            base=_base(root, state, profile, cuts),
+            base=base,
             wheels=wheels,
+            packages=debs.resolve(root, state, profile, base.packages),
             choice=choice,
         )
+    if made:
+        new = msgspec.structs.replace(new, wheels=madewheels.adopt(state, profile, new.wheels, made))
     if old and msgspec.structs.replace(new, epoch=old.epoch) == old:
         new = old
     locks.write(path, new)
@@ -74,18 +81,18 @@ def settle(root: Path, state: Path, profile: Profile, cuts: Cuts, locked: Lock) 
     if run.recorder.on:
         log.info(f"would resolve the pins of {profile.arch}")
         return locked
-    log.info(f"arch/{profile.arch}.lock.json holds versions without hashes: resolving them")
+    log.info(f"arch/{profile.slug}.lock.json holds versions without hashes: resolving them")
     wheels = solve.resolve(choose(profile, locked.choice), cuts.dropped)
-    of = locks.digest(msgspec.to_builtins(locks.parse(locks.committed(root, profile.arch))))
+    of = locks.digest(msgspec.to_builtins(locks.parse(locks.committed(root, profile.slug))))
     settled = msgspec.structs.replace(locked, state="resolved", wheels=wheels, of=of)
-    locks.write(locks.relocked(state, profile.arch), settled)
+    locks.write(locks.relocked(state, profile.slug), settled)
     return settled
 
 
 def check(root: Path, profile: Profile, cuts: Cuts) -> Told:
     """Whether the committed lock fits the profile. Raises LockMissing or LockMismatch."""
     found = locks.read(root, root / "no-relock", profile, cuts.dropped)
-    return Told(f"arch/{profile.arch}.lock.json", found.state, ())
+    return Told(f"arch/{profile.slug}.lock.json", found.state, ())
 
 
 def text(told: Told) -> str:

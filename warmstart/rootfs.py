@@ -27,7 +27,8 @@ def make(root: Path, planned: Plan, out: Path, log_file: Path) -> tuple[Package,
     with mmdebstrap.scratch() as scratch:
         rules, file = planned.cuts.rules("os"), scratch / "rules.json"
         file.write_bytes(msgspec.json.encode(rules, order="sorted"))
-        slim = mmdebstrap.inside(root / "image" / "slim.py", [file], ["/tmp/rules.json", "os", "/"])
+        python = f"python{planned.profile.versions.python}"
+        slim = mmdebstrap.inside(root / "image" / "slim.py", [file], ["/tmp/rules.json", "os", "/"], python)
         slim = slim if any(isinstance(table, list) and table for table in rules.values()) else []
         beside = out.with_name(f".{out.name}.{os.getpid()}")
         try:

@@ -9,19 +9,21 @@ import re
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import msgspec
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from warmstart.errors import RuleError
+from warmstart import toml
+from warmstart.errors import ProfileError, RuleError
+from warmstart.known import AiterFacts, Known
 from warmstart.profile import Profile
 
 FILE = Path(__file__).parents[1] / "arch" / "rules.toml"
 
 Values = dict[str, str]  # what a rule's reason is filled with; "link" replaces the rule's own link
-Rule = Callable[[Profile, "Known"], Iterator[Values]]
+Rule = Callable[[Profile, Known], Iterator[Values]]
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -32,20 +34,13 @@ class Finding(msgspec.Struct, frozen=True):
     link: str
 
 
-class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The content of rules.toml."""
-
-    schema: int
-    rule: dict[str, dict[str, str]]
-    data: dict[str, Any]
-    set: list[dict[str, str]]
-    rocm: list[dict[str, Any]]
-    baked: list[dict[str, str]]
-    gone: list[dict[str, str]]
-
-
 def check(profile: Profile) -> None:
-    """Raise RuleError for a profile that breaks a rule: the first in its message, any others in its hint."""
+    """Raise RuleError for a profile that breaks a rule: the first in its message, any others in its hint.
+
+    Raises ProfileError for what is wrong in rules.toml, or in the data that the image's build will read.
+    """
+    if profile.aiter.mode != "off":
+        toml.read(FILE.with_name("aiter.toml"), AiterFacts)
     if found := findings(profile):
         others = "".join(f"; also: {f.reason} ({f.link})" for f in found[1:])
         raise RuleError(f"{profile.arch}: {found[0].reason}", hint=f"see {found[0].link}{others}")
@@ -57,20 +52,29 @@ def findings(profile: Profile) -> list[Finding]:
         return []  # all that is known is about GPUs
     known = _known()
     about = {"arch": profile.arch, "family": profile.family, **msgspec.to_builtins(profile.versions)}
-    return [
-        Finding(name, texts["reason"].format(**{**about, **values}), values.get("link") or texts["link"])
-        for name, texts in known.rule.items()
-        for values in _rule(name)(profile, known)
-    ]
+    found = []
+    for name, texts in known.rule.items():
+        try:
+            for values in _rule(name)(profile, known):
+                link = values.get("link") or texts.link
+                found.append(Finding(name, texts.reason.format(**{**about, **values}), link))
+        except (ValueError, IndexError, KeyError, re.error) as bad:  # of a version, a specifier, a {…}, a name, a regex
+            problem = f"there is no value for {bad}" if isinstance(bad, KeyError) else bad
+            hint = "see that rule in arch/rules.toml, and the profile's versions"
+            raise ProfileError(f"rule {name} can't be applied to {profile.arch}: {problem}", hint=hint) from None
+    return found
 
 
 def _rule(name: str) -> Rule:
     """The function of a rule's name: it yields, for each break, what the reason is filled with."""
-    return cast(Rule, globals()[f"_{name.replace('-', '_')}"])
+    function = f"_{name.replace('-', '_')}"
+    if function not in globals():
+        raise ValueError("warmstart/rules.py has no function for it")
+    return cast(Rule, globals()[function])
 
 
 def _slow_warm_up(p: Profile, known: Known) -> Iterator[Values]:
-    if p.family.startswith("rdna") and _within(p.versions.vllm, known.data["slow-vllm"]):
+    if p.family.startswith("rdna") and _within(p.versions.vllm, known.data.slow_vllm):
         yield {}
 
 
@@ -81,31 +85,31 @@ def _aiter_on_gfx11(p: Profile, known: Known) -> Iterator[Values]:
 
 
 def _python_of_the_wheel(p: Profile, known: Known) -> Iterator[Values]:
-    if p.lane == "wheel" and p.versions.python != known.data["wheel-python"]:
-        yield {"wanted": known.data["wheel-python"]}
+    if p.lane == "wheel" and p.versions.python != known.data.wheel_python:
+        yield {"wanted": known.data.wheel_python}
 
 
 def _old_rocm(p: Profile, known: Known) -> Iterator[Values]:
     for row in known.rocm:
-        if p.arch in row["archs"] and Version(p.versions.rocm) < Version(row["from"]):
-            yield {"wanted": row["from"], "link": row["link"]}
+        if p.arch in row.archs and Version(p.versions.rocm) < Version(row.since):
+            yield {"wanted": row.since, "link": row.link}
 
 
 def _triton_breaks_aiter(p: Profile, known: Known) -> Iterator[Values]:
-    if _has(p, "amd-aiter") and _within(p.versions.triton, known.data["breaking-triton"]):
+    if _has(p, "amd-aiter") and _within(p.versions.triton, known.data.breaking_triton):
         yield {}
 
 
 def _aiter_replaces_triton(p: Profile, known: Known) -> Iterator[Values]:
     made = p.wheels.from_source.get("amd-aiter")
     careless = made is not None and made.get("AITER_USE_SYSTEM_TRITON") != "1"
-    if careless and _within(p.versions.aiter, known.data["aiter-replaces-triton"]):
+    if careless and _within(p.versions.aiter, known.data.aiter_replaces_triton):
         yield {}
 
 
 def _aiter_without_flydsl(p: Profile, known: Known) -> Iterator[Values]:
     alone = _has(p, "amd-aiter") and not _has(p, "flydsl")
-    if alone and _within(p.versions.aiter, known.data["aiter-needs-flydsl"]):
+    if alone and _within(p.versions.aiter, known.data.aiter_needs_flydsl):
         yield {}
 
 
@@ -116,14 +120,14 @@ def _aiter_mode(p: Profile, known: Known) -> Iterator[Values]:
 
 def _baked_variable(p: Profile, known: Known) -> Iterator[Values]:
     for row in known.baked:
-        if row["name"] in p.env:
-            yield {"name": row["name"], "why": row["why"].format(arch=p.arch), "link": row["link"]}
+        if row.name in p.env:
+            yield {"name": row.name, "why": row.why.format(arch=p.arch), "link": row.link}
 
 
 def _unknown_set(p: Profile, known: Known) -> Iterator[Values]:
-    row = next((r for r in known.set if _minor(p.versions.torch) == r["torch"]), {})
+    row = next((r for r in known.set if _minor(p.versions.torch) == r.torch), None)
     for what in ("torchvision", "torchaudio"):
-        found, wanted = getattr(p.versions, what), row.get(what, "none that is known here")
+        found, wanted = getattr(p.versions, what), getattr(row, what, "none that is known here")
         if found and _minor(found) != wanted:
             yield {"what": what, "found": found, "wanted": wanted}
 
@@ -136,26 +140,26 @@ def _mixed_rocm(p: Profile, known: Known) -> Iterator[Values]:
 
 
 def _arch_not_in_wheel(p: Profile, known: Known) -> Iterator[Values]:
-    held = [a for since, a in known.data["wheel-archs"].items() if _within(p.versions.vllm, f">={since}")]
+    held = [a for since, a in known.data.wheel_archs.items() if _within(p.versions.vllm, f">={since}")]
     has = held[-1] if held else []
     if p.lane == "wheel" and p.arch not in has:
         yield {"has": ", ".join(has) or "none that is known here"}
 
 
 def _wrong_wave(p: Profile, known: Known) -> Iterator[Values]:
-    if p.device and p.device.wave != known.data["wave"].get(p.family):
-        yield {"wanted": str(known.data["wave"].get(p.family)), "wave": str(p.device.wave)}
+    if p.device and p.device.wave != known.data.wave.get(p.family):
+        yield {"wanted": str(known.data.wave.get(p.family)), "wave": str(p.device.wave)}
 
 
 def _gone_variable(p: Profile, known: Known) -> Iterator[Values]:
     for row in known.gone:
-        if row["name"] in p.env and _within(p.versions.vllm, f">={row['since']}"):
-            yield {"name": row["name"], "instead": row["instead"]}
+        if row.name in p.env and _within(p.versions.vllm, f">={row.since}"):
+            yield {"name": row.name, "instead": row.instead}
 
 
 def _frozen_index(p: Profile, known: Known) -> Iterator[Values]:
     for index in p.wheels.indexes:
-        if re.search(known.data["frozen-index"], index.url):
+        if re.search(known.data.frozen_index, index.url):
             yield {"url": index.url}
 
 
@@ -197,4 +201,4 @@ def _minor(version: str) -> str:
 
 @cache
 def _known() -> Known:
-    return msgspec.toml.decode(FILE.read_bytes(), type=Known)
+    return toml.read(FILE, Known)

@@ -12,7 +12,8 @@ Lane = Literal["wheel", "vendor", "source", "cpu"]
 # What reaches a Containerfile or a shell line unquoted holds nothing that either would read as its own.
 Version = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9.+_-]*$")]
 Word = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9.+_-]*$")]
-LayerName = Annotated[str, msgspec.Meta(pattern=r"^(?!(os|venv|runtime|patched|wheels|tools)$)[a-z][a-z0-9_-]*$")]
+RESERVED = "os|venv|runtime|patched|wheels|tools|debs|trees|toolchain|made-.*|aiter-modules"  # names of other stages
+LayerName = Annotated[str, msgspec.Meta(pattern=rf"^(?!({RESERVED})$)[a-z][a-z0-9_-]*$")]
 EnvName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 Text = Annotated[str, msgspec.Meta(pattern=r"^[^\x00-\x1f\x7f]*$")]  # one line; the engine alters control characters
 
@@ -27,6 +28,7 @@ class Base(_Table, frozen=True, kw_only=True):
     kind: Literal["rootfs", "image"]
     suite: Version = ""  # rootfs: the distribution's suite
     packages: tuple[str, ...] = ()  # rootfs: what is installed besides the essential packages
+    components: tuple[Word, ...] = ()  # rootfs: parts of the suite; empty for the tool's own choice
     keyring: str = ""  # rootfs: file in arch/ with the keys that sign the suite; empty for the host's own
     image: str = ""  # image: registry reference; its digest is in the lock
 
@@ -108,7 +110,7 @@ class Source(_Table, frozen=True, kw_only=True):
     """Lane `source`: what the stage that builds vLLM needs besides the image's own wheels."""
 
     packages: tuple[str, ...]  # distribution packages
-    requires: tuple[str, ...]  # distributions
+    requires: tuple[str, ...]  # distributions, each by name: what only they need as well
     archs: str  # PYTORCH_ROCM_ARCH
     env: dict[str, str] = {}
     trees: dict[str, str] = {}  # ENV that names an unpacked source tree → repository@commit/folder
@@ -140,6 +142,7 @@ class Profile(_Table, frozen=True, kw_only=True):
     family: str = ""
     summary: Text
     lane: Lane
+    default_lane: Literal["", "wheel", "vendor", "source", "cpu"] = ""  # set when another lane than it was chosen
     hardware_validated: bool = False
     base: Base
     versions: Versions
@@ -157,6 +160,11 @@ class Profile(_Table, frozen=True, kw_only=True):
     image: Image
     budget: Budget
     evidence: dict[str, str] = {}  # profile key → link to why its value is what it is
+
+    @property
+    def slug(self) -> str:
+        """The arch, and the lane where it is not the arch's own: the name of its lock and its tag."""
+        return f"{self.arch}.{self.lane}" if self.default_lane else self.arch
 
 
 def json_schema() -> str:

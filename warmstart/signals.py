@@ -13,9 +13,8 @@ import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 
+from warmstart import early
 from warmstart.errors import Interrupted, Terminated
-
-_CAUGHT = (signal.SIGINT, signal.SIGTERM)
 
 # Leaders of the groups that run now, each with the signal that we got and passed on to it (0: none).
 _live: dict[int, int] = {}
@@ -30,7 +29,7 @@ def catch() -> None:
 
     Raised are Interrupted or Terminated. A second signal kills what the first could not stop.
     """
-    for number in _CAUGHT:
+    for number in early.TOLD:
         signal.signal(number, _stop)
 
 
@@ -78,10 +77,8 @@ def end(group: int, seconds: float) -> None:
 
 def error(number: int) -> Interrupted | Terminated:
     """What a signal is as an error."""
-    hint = "it is safe to run it again"
-    if number == signal.SIGINT:
-        return Interrupted("stopped by Ctrl-C", hint=hint)
-    return Terminated("stopped by SIGTERM", hint=hint)
+    kind = Interrupted if number == signal.SIGINT else Terminated
+    return kind(early.TOLD[number], hint=early.HINT)
 
 
 def tied() -> Callable[[], None]:

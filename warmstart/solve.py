@@ -30,22 +30,37 @@ def resolve(
 
     Each has its file name, sha256, layer, source, and its size in bytes (0 where an index tells none).
     `dropped` are left out whoever requires them. What an index of the profile lists comes from there alone,
-    unless `without_indexes` names that index. The same indexes give the same answer.
+    unless `without_indexes` names that index. An override of such a distribution, or of one that is made from
+    sources, stands for it alone: neither what others ask of it nor what it requires itself is looked at. The same
+    indexes give the same answer.
     Raises Unreachable when an index does not answer or offers nothing that fits, or ProfileError.
     """
     conf = pipconf.read()
     indexes = [i for i in profile.wheels.indexes if i.name not in without_indexes]
     requires = [targets.fill(r, profile) for r in profile.wheels.requires]
     wanted = {canonicalize_name(Requirement(r).name) for r in requires}
+    dropped = [name for name in dropped if name not in wanted]
+    # uv looks for an overridden distribution everywhere but in its own index. So these are resolved by themselves.
+    tied = {canonicalize_name(p) for i in indexes for p in i.packages}
+    tied |= {canonicalize_name(name) for name in profile.wheels.from_source}  # whose metadata a build decides
+    overrides = {canonicalize_name(Requirement(text).name): text for text in _overrides(profile)}
+    alone = {name: text for name, text in overrides.items() if name in tied & wanted}
+    requires = [r for r in requires if canonicalize_name(Requirement(r).name) not in alone]
+    dropped = sorted({*dropped, *alone})
     listed = sorted({canonicalize_name(p) for i in indexes for p in i.packages} - wanted - set(dropped))
-    with log.step(f"resolving {profile.arch}: {', '.join(requires)}"):
+    shown = ", ".join(requires[:3]) + (f" and {len(requires) - 3} more" if len(requires) > 3 else "")
+    with log.step(f"resolving {profile.arch}: {shown}"):
         if listed:
             # uv takes a package from a particular index only when the project itself requires it. So all
             # listed ones are required first, and then only those that something needs.
             text = _uv(profile, conf, indexes, [*requires, *listed], dropped, "requirements.txt")
             listed = sorted(set(listed) & reached(text, wanted))
         text = _uv(profile, conf, indexes, [*requires, *listed], dropped, "pylock.toml")
-    return chosen(profile, text, indexes)
+        found = chosen(profile, text, indexes)
+        if alone:
+            text = _uv(profile, conf, indexes, sorted(alone.values()), (), "pylock.toml", "--no-deps")
+            found += chosen(profile, text, indexes)
+    return tuple(sorted(found, key=lambda wheel: wheel.name))
 
 
 def reached(text: str, roots: Iterable[str]) -> set[str]:
@@ -117,6 +132,7 @@ def _uv(
     requires: Sequence[str],
     dropped: Sequence[str],
     form: str,
+    *more: str,
 ) -> str:
     args, env = pipconf.for_uv(conf)
     uv = Path(sys.executable).with_name("uv")
@@ -127,11 +143,11 @@ def _uv(
     with tempfile.TemporaryDirectory(prefix="warmstart-") as folder:
         pyproject, overrides = Path(folder, "pyproject.toml"), Path(folder, "overrides.txt")
         pyproject.write_text(project(profile, requires, indexes), encoding="utf-8")
-        lines = [targets.fill(o, profile) for o in profile.wheels.overrides]
-        lines += [f"{d} ; sys_platform == 'never'" for d in dropped]
+        lines = [o for o in _overrides(profile) if canonicalize_name(Requirement(o).name) not in dropped]
+        lines = [] if more else lines + [f"{d} ; sys_platform == 'never'" for d in dropped]
         overrides.write_text("\n".join(lines) + "\n", encoding="utf-8")
         try:
-            argv += ["--overrides", str(overrides), str(pyproject)]
+            argv += ["--overrides", str(overrides), *more, str(pyproject)]
             return run.run(argv, env=env, always=True).stdout
         except CommandFailed as failed:
             raise explain(failed, profile, indexes, conf) from None
@@ -164,8 +180,19 @@ def explain(
     lost = re.search(r"[Bb]ecause (\S+) was not found in the package registry", told)
     lost = lost or re.search(r"[Bb]ecause there (?:is|are) no versions? of (\S+)", told)
     if lost:
+        name = canonicalize_name(re.split(r"[=<>!~]", lost[1])[0])
+        for index in indexes:
+            if name in map(canonicalize_name, index.packages):
+                return Unreachable(
+                    f"index {index.name} ({targets.fill(index.url, profile)}) does not offer {lost[1]}",
+                    hint="is its address, and the name, still what its owner says? see the profile's wheels.indexes",
+                )
         return Unreachable(f"{lost[1]} is not offered by {conf.places}", hint=pipconf.NETWORK_HINT)
     return CommandFailed("uv: " + " ".join(causes or [failed.message]), hint=failed.hint)
+
+
+def _overrides(profile: Profile) -> list[str]:
+    return [targets.fill(text, profile) for text in profile.wheels.overrides]
 
 
 def _file(wheel: dict[str, Any]) -> str:

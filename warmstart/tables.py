@@ -13,8 +13,8 @@ from warmstart.profile import Profile, leaves
 WIDTH = 60  # characters of a value in the plan's table
 
 
-def arch(profile: Profile) -> dict[str, Any]:
-    """One row of the table of archs."""
+def arch(profile: Profile, validated_on: str | None = None) -> dict[str, Any]:
+    """One row of the table of archs. `validated_on`: date of the device tests that validate the profile, if any did."""
     versions = profile.versions
     return {
         "arch": profile.arch,
@@ -22,9 +22,10 @@ def arch(profile: Profile) -> dict[str, Any]:
         "rocm": versions.rocm,
         "torch": versions.torch,
         "vllm": versions.vllm,
-        "aiter": versions.aiter or profile.aiter.mode,
+        "aiter": "off" if profile.aiter.mode == "off" else f"{versions.aiter} ({profile.aiter.mode})",
         "budget_mb": profile.budget.unpacked_mb,
-        "hardware_validated": profile.hardware_validated,
+        "hardware_validated": profile.hardware_validated or bool(validated_on),
+        "validated_on": validated_on or "",
         "summary": profile.summary,
     }
 
@@ -33,7 +34,8 @@ def archs(rows: Sequence[dict[str, Any]]) -> str:
     """The table of archs."""
     head = ["arch", "lane", "ROCm", "torch", "vLLM", "aiter", "hardware-validated", ""]
     keys = ["arch", "lane", "rocm", "torch", "vllm", "aiter", "hardware_validated", "summary"]
-    shown = [[_cell(row[k]) for k in keys] for row in rows]
+    told = [row | {"hardware_validated": f"yes, {on}"} if (on := row["validated_on"]) else row for row in rows]
+    shown = [[_cell(row[k]) for k in keys] for row in told]
     return grid([head, *shown])
 
 

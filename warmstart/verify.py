@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import re
 import sys
 from pathlib import Path
 from xml.etree import ElementTree
@@ -35,10 +37,22 @@ class Verified(msgspec.Struct, frozen=True):
     tests: tuple[Test, ...]
 
 
-def verify(root: Path, state: Path, caps: Capabilities, plan: Plan, ref: str, only: str = "") -> Verified:
+def verify(
+    root: Path,
+    state: Path,
+    caps: Capabilities,
+    plan: Plan,
+    ref: str,
+    only: str = "",
+    *,
+    rehearsal: Path | None = None,
+    first: bool = False,
+) -> Verified:
     """Test the image `ref`, built from `plan`; write JUnit XML, and verify.json when the whole suite ran.
 
-    `only` is a pytest -k expression for trying a part. Raises VerifyFailed when a test failed.
+    `only` is a pytest -k expression for trying a part. `rehearsal` is the record of one: tests that would prove
+    nothing on its stand-ins are skipped. With `first` the first test that fails is the last that runs. Raises
+    VerifyFailed when a test failed.
     """
     if not importlib.util.find_spec("testinfra"):
         raise SetupFailed("the image tests need pytest-testinfra", hint="tools/setup test engine, or make smoke")
@@ -59,6 +73,7 @@ def verify(root: Path, state: Path, caps: Capabilities, plan: Plan, ref: str, on
         "WARMSTART_PLAN": str(planned),
         "WARMSTART_RECORDS": str(folder),
     }
+    env |= {"WARMSTART_REHEARSAL": str(rehearsal)} if rehearsal else {}
     command: list[str | Path] = [
         sys.executable,
         "-m",
@@ -69,15 +84,15 @@ def verify(root: Path, state: Path, caps: Capabilities, plan: Plan, ref: str, on
         "-m",
         "image",
     ]
-    command += ["-k", only] if only else []
+    command += (["-k", only] if only else []) + (["-x"] if first else [])
     with log.step(f"image tests of {plan.arch}") as step:
         run.run(command, env=env, cwd=root, ok=range(256), log_file=folder / "verify.log", on_line=step.note)
     verdict = read(junit, image_id, plan.plan_id, folder / "verify.log")
     if not only:
         record.write_bytes(msgspec.json.format(msgspec.json.encode(verdict)))
     if verdict.failed or not verdict.passed:
-        first = next((t for t in verdict.tests if t.outcome == "failed"), None)
-        told = f"{first.name}: {first.message}" if first else "no test ran"
+        one = next((t for t in verdict.tests if t.outcome == "failed"), None)
+        told = f"{one.name}: {one.message}" if one else "no test ran"
         raise VerifyFailed(f"{verdict.failed} image tests failed: {told}", hint=f"details in {folder / 'verify.log'}")
     return verdict
 
@@ -90,8 +105,10 @@ def plan_of(state: Path, caps: Capabilities, current: Plan, ref: str) -> Plan:
     told = engine.inspect(caps, ref).labels.get("io.warmstart.plan-id", "none")
     if told == current.plan_id:
         return current
-    built = state / current.arch / "built-plan.json"
-    if built.is_file() and (last := msgspec.json.decode(built.read_bytes(), type=Plan)).plan_id == told:
+    last = None
+    with contextlib.suppress(OSError, msgspec.MsgspecError):  # none, or of another version
+        last = msgspec.json.decode((state / current.arch / "built-plan.json").read_bytes(), type=Plan)
+    if last and last.plan_id == told:
         log.warn(f"the tree has changed since this image was built: make image ARCH={current.arch} builds it anew")
         return last
     raise InputError(
@@ -120,5 +137,7 @@ def _test(case: ElementTree.Element) -> Test:
     for kind, meaning in (("failure", "failed"), ("error", "failed"), ("skipped", "skipped")):
         if (found := case.find(kind)) is not None:
             outcome, message = meaning, found.get("message", "").splitlines()[0][:300] if found.get("message") else ""
+            if of_file := re.search(r"Skipped: (.+)['\"]\)$", found.text or "", re.MULTILINE):
+                message = of_file[1]  # of a whole file: pytest's own message only says that it was one
     name = f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}"
     return Test(name=name, outcome=outcome, seconds=float(case.get("time", 0)), message=message)

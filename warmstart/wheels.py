@@ -22,8 +22,8 @@ from pathlib import Path
 import msgspec
 
 from warmstart import host, log, pipconf, run, targets
-from warmstart.errors import CommandFailed, LockNotResolved, WarmstartError, WheelMismatch
-from warmstart.lock import Wheel
+from warmstart.errors import CommandFailed, LockNotResolved, Unreachable, WarmstartError, WheelMismatch
+from warmstart.lock import MADE, Wheel
 from warmstart.profile import Index, Profile
 
 WORKERS = 3  # pips at once: each waits for the network half of the time
@@ -52,6 +52,11 @@ def fetch(profile: Profile, wheels: Sequence[Wheel], wheelhouse: Path) -> None:
     wanted = missing(wheels, wheelhouse)
     if not wanted:
         return
+    if here := [w for w in wanted if w.source == MADE]:
+        raise Unreachable(
+            f"{_names(here)} was made from sources on another machine and is offered by no index",
+            hint=f"put {here[0].file} into {wheelhouse}, or make lock ARCH={profile.arch} to make it here",
+        )
     _sweep(wheelhouse)
     # pip downloads to a temporary place and copies from there, so both exist for a while.
     host.need_disk(wheelhouse, 2 * sum(w.size for w in wanted), "fetching the wheels")
@@ -135,9 +140,9 @@ def _together(todo: list[Job], places: _Places, step: log.Step) -> None:
     except BaseException:
         places.stop.set()
         pool.shutdown(wait=False, cancel_futures=True)
-        while running:
+        while running := {f for f in running if not f.done()}:  # wait never counts what was cancelled as done
             _end(places.part)
-            _, running = concurrent.futures.wait(running, POLL)
+            concurrent.futures.wait(running, POLL)
         raise
     finally:
         pool.shutdown()
@@ -174,14 +179,18 @@ def _pip(job: Job, places: _Places, index: Index | None, *more: str) -> None:
     (folder / "tmp").mkdir()
     lines = [f"{w.name}=={w.version} --hash=sha256:{w.sha256}" for w in job]
     (folder / "requirements.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    argv = [sys.executable, "-Im", "pip", "download", "--no-cache-dir", "--no-deps", "--require-hashes"]
+    sources = [w for w in job if not w.file.endswith(".whl")]
+    unbuilt, env = pipconf.unbuilt(folder) if sources else ([], {})
+    # Both keep the folder that we were started in out of pip's modules; the second lets PYTHONPATH in.
+    argv = [sys.executable, "-Pm" if sources else "-Im", "pip", "download", *unbuilt]
+    argv += ["--no-cache-dir", "--no-deps", "--require-hashes"]
     argv += ["--only-binary", ":all:", *targets.for_pip(places.profile, [w.file for w in job]), *more]
-    argv += [word for w in job if not w.file.endswith(".whl") for word in ("--no-binary", w.name)]
+    argv += [word for w in sources for word in ("--no-binary", w.name)]
     argv += ["--index-url", targets.fill(index.url, places.profile), "--retries", "2"] if index else []
     argv += ["--requirement", str(folder / "requirements.txt"), "--dest", str(folder / "new")]
     try:
         # A wheel can be larger than a /tmp in memory: pip's temporary files go where there was room for it.
-        run.run(argv, env=pipconf.environment() | {"TMPDIR": str(folder / "tmp")})
+        run.run(argv, env=pipconf.environment() | env | {"TMPDIR": str(folder / "tmp")})
     finally:
         _take(job, folder, places.wheelhouse)
         shutil.rmtree(folder, ignore_errors=True)

@@ -136,6 +136,44 @@ WAYS = [
 CODES = {"SIGINT": (130, "Interrupted"), "SIGTERM": (143, "Terminated")}
 
 
+# A module that `build.py` finds in the place of Python's own, and what then happens while it is loaded or at the end.
+STAYS = "import time; print('here', flush=True); time.sleep(30)"
+MOMENTS = {
+    "imports": ("argparse.py", STAYS),
+    "end": ("sitecustomize.py", f"import atexit; atexit.register(exec, {STAYS!r}, {{}})"),
+}
+
+
+@pytest.mark.parametrize("flags", [[], ["--json"]], ids=["text", "json"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_before_and_after_the_work_it_is_one_line_too(
+    tmp_path: Path, moment: str, number: signal.Signals, flags: list[str]
+) -> None:
+    name, text = MOMENTS[moment]
+    (tmp_path / name).write_text(text)
+    process = subprocess.Popen(
+        [sys.executable, "build.py", "archs", *flags],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout
+    assert any(line == "here\n" for line in process.stdout)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=10)
+    told = "stopped by Ctrl-C" if number == signal.SIGINT else "stopped by SIGTERM"
+    assert process.returncode == 128 + number
+    assert err.splitlines() == [f"error: {told}", "  hint: it is safe to run it again"]
+    if flags:
+        event = {"event": "error", "message": told, "hint": "it is safe to run it again", "code": 128 + number}
+        assert json.loads(out) == event
+    else:
+        assert out == ""
+
+
 @pytest.mark.parametrize(("phase", "way"), WAYS)
 def test_nothing_is_left_and_the_build_can_be_repeated(
     caps: Capabilities, base: str, state: Path, name: str, phase: str, way: str

@@ -7,7 +7,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -133,6 +135,39 @@ def test_prune_frees_what_the_newest_builds_do_not_need(
     assert build(text.format(base=base, n=2)) == new
     assert (work / "build.log").read_text().count("Using cache") == 3
     assert engine.prune(caps, state)["images"] == 0
+
+
+def test_prune_counts_what_it_removed_and_nobody_elses_writing(
+    caps: Capabilities, base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work, size = tmp_path / "counted", 3_000_000
+    (work / "context").mkdir(parents=True)
+    text = "FROM {base}\nRUN head -c {size} /dev/zero > /v{n}\nLABEL io.warmstart.arch=counted\n"
+    for n in (1, 2):  # the second is the one to stay
+        with engine.hold(tmp_path, "counted"):
+            image = engine.build(
+                caps,
+                text.format(base=base, n=n, size=size),
+                context=work / "context",
+                tags=[f"{NAME}:counted"],
+                epoch=EPOCH,
+                log_file=work / "build.log",
+            )
+    (work / "image.json").write_text(json.dumps({"image_id": image}))
+    cache = work / "tmp" / "buildah-cache"
+    cache.mkdir(parents=True)
+    (cache / "big").write_bytes(b"x" * 500_000)
+
+    def run_and_write(words: Sequence[str], **options: Any) -> Any:
+        if words[:2] == ["podman", "rmi"]:
+            (tmp_path / "other").write_bytes(b"x" * 50_000_000)
+        return run(words, **options)
+
+    monkeypatch.setattr("warmstart.leftovers.run.run", run_and_write)
+    freed = engine.prune(caps, tmp_path)
+    assert freed["images"] == 2  # the image and the step before its label
+    assert (tmp_path / "other").exists()
+    assert 0 <= freed["bytes"] - size - 500_000 < 20_000  # beside the file: the folders of its layer, as tar has them
 
 
 def test_prune_leaves_a_running_build_alone(caps: Capabilities, tmp_path: Path) -> None:

@@ -373,6 +373,26 @@ def test_a_failure_ends_the_other_pips(tmp_path: Path, serve: Serve, monkeypatch
     assert not running(tmp_path / "house")
 
 
+def test_a_failure_ends_also_what_had_not_begun(tmp_path: Path, serve: Serve, monkeypatch: Patch) -> None:
+    many = [put(tmp_path / "index", f"w{i}", size=1000) for i in range(3 * wheels.WORKERS)]
+    gone = Wheel("gone", "1.0", "python", "gone-1.0-py3-none-any.whl", "0" * 64, 2 * wheels.ALONE)
+    configure(monkeypatch, serve(tmp_path / "index"))
+    wanted = [gone, *(msgspec.structs.replace(w, size=wheels.ALONE) for w in many)]  # a job each
+    caught: list[BaseException] = []
+
+    def fetch() -> None:
+        try:
+            wheels.fetch(cpu(), wanted, tmp_path / "house")
+        except Unreachable as failed:
+            caught.append(failed)
+
+    thread = threading.Thread(target=fetch, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert "gone" in str(caught[0])
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system")
 def test_a_full_disk(tmp_path: Path, serve: Serve, monkeypatch: Patch) -> None:
     big = put(tmp_path / "index", "big", size=4_000_000)
@@ -515,6 +535,39 @@ def test_resolved_under_the_users_constraints_and_the_profiles_overrides(
     monkeypatch.setenv("PIP_CONSTRAINT", str(tmp_path / "constraints.txt"))
     found = solve.resolve(cpu(("aa",), overrides=("bb>=2",)), ())
     assert [(w.name, w.version) for w in found] == [("aa", "2.0"), ("bb", "3.0")]
+
+
+def test_sources_are_fetched_without_what_their_build_asks_for(
+    tmp_path: Path, serve: Serve, monkeypatch: Patch
+) -> None:
+    own = serve(tmp_path / "vendor", 403)  # has no setuptools either
+    configure(monkeypatch, serve(tmp_path / "general"))
+    tree = tmp_path / "tool-1.0"
+    tree.mkdir()
+    (tree / "setup.py").write_text("import torch_of_no_index\n", encoding="utf-8")
+    (tree / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: tool\nVersion: 1.0\n", encoding="utf-8")
+    folder = tmp_path / "vendor" / "tool"
+    folder.mkdir(parents=True)
+    archive = folder / "tool-1.0.tar.gz"
+    with tarfile.open(archive, "w:gz") as packed:
+        packed.add(tree, tree.name)
+    (folder / "index.html").write_text(f'<a href="{archive.name}">{archive.name}</a>', encoding="utf-8")
+    locked = Wheel("tool", "1.0", "python", archive.name, wheels.sha256(archive), source="vendor")
+    wheels.fetch(cpu((), (vendor(own, "tool"),)), [locked], tmp_path / "house")
+    assert names(tmp_path / "house") == [archive.name]
+
+
+def test_an_override_of_what_an_index_lists_stands_for_it_alone(
+    tmp_path: Path, serve: Serve, monkeypatch: Patch
+) -> None:
+    configure(monkeypatch, serve(tmp_path / "general"))
+    own = serve(tmp_path / "vendor", 403)
+    put(tmp_path / "general", "aa", needs=("tt[every]",))
+    put(tmp_path / "general", "tt", "9.0")
+    tt = put(tmp_path / "vendor", "tt", "2.0", needs=("nowhere", 'elsewhere ; extra == "every"'))
+    found = solve.resolve(cpu(("aa", "tt==2.0"), (vendor(own, "tt"),), overrides=("tt==2.0",)), ())
+    assert [(w.name, w.version, w.source) for w in found] == [("aa", "1.0", "pip"), ("tt", "2.0", "vendor")]
+    assert found[1].sha256 == tt.sha256
 
 
 def test_unresolvable(tmp_path: Path, serve: Serve, monkeypatch: Patch) -> None:

@@ -1,4 +1,4 @@
-"""Start an image's server on the tiny model, ask it, stop it: for the serve test and for the bench."""
+"""Start an image's server on the tiny model, ask it, stop it: for the serve and device tests and for the bench."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import socket
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -82,12 +82,14 @@ def tiny_model(image: str) -> Iterator[str]:
     run.run(["podman", "volume", "rm", "--force", volume])
 
 
-def serve(image: str, model: str, cache: str) -> Server:
+def serve(image: str, model: str, cache: str, *, options: Sequence[str] = (), flags: Sequence[str] = ()) -> Server:
+    """Start the server as a user would who gives it as little as possible; `options` are podman's, `flags` vLLM's."""
     port = free_port()
     container = run.run(
         ["podman", "run", "--detach", "--init", "--cap-drop=all", "--security-opt=no-new-privileges", "--read-only"]
         + ["--shm-size=1g", "--user", "4321:4321", "--publish", f"127.0.0.1:{port}:8000"]
-        + ["--volume", f"{model}:/models:ro", "--volume", f"{cache}:/cache", image, "/models/tiny", *FLAGS]
+        + ["--volume", f"{model}:/models:ro", "--volume", f"{cache}:/cache", *options]
+        + [image, "/models/tiny", *FLAGS, *flags]
     ).stdout.strip()
     return Server(container, port, cache)
 

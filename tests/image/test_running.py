@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import os
-import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 from testinfra.host import Host
 
+from tests.image.conftest import LEAST, random_uid
 from warmstart import run
 from warmstart.plan import Plan
 
-LEAST = ["--cap-drop=all", "--security-opt=no-new-privileges", "--network=none"]
+Need = Callable[..., None]
 
 
 def start(image: str, *command: str, options: Sequence[str] = (), ok: Sequence[int] = (0,)) -> run.Result:
     """Run one command through the image's own entry script."""
     entry = ["--entrypoint", "/opt/warmstart/start"]
     return run.run(["podman", "run", "--rm", *LEAST, *options, *entry, image, *command], ok=ok)
-
-
-def random_uid() -> str:
-    return f"{20000 + secrets.randbelow(20000)}:{20000 + secrets.randbelow(20000)}"
 
 
 def test_a_random_uid_can_write_every_cache(image: str, plan: Plan) -> None:
@@ -40,7 +36,8 @@ def test_two_uids_share_one_volume(image: str, plan: Plan) -> None:
         run.run(["podman", "volume", "rm", "--force", volume])
 
 
-def test_vllm_answers_on_a_read_only_root(image: str, plan: Plan) -> None:
+def test_vllm_answers_on_a_read_only_root(image: str, plan: Plan, real: Need) -> None:
+    real("torch", "vllm")
     done = start(image, "vllm", "--version", options=["--read-only", "--user", random_uid()])
     assert done.stdout.strip().splitlines()[-1].startswith(plan.versions["vllm"])
 
@@ -78,7 +75,14 @@ def test_hooks_print_nothing(host: Host) -> None:
     assert (done.stdout, done.stderr) == ("1\n", "")
 
 
+def test_hooks_are_there_once(host: Host) -> None:
+    line = "import sys, warmstart_hooks as h; h.install(); print(sys.meta_path.count(h.LostFinder))"
+    assert host.check_output(f"/opt/venv/bin/python -c '{line}'") == "1"
+
+
 @pytest.mark.parametrize("module", ["torch", "vllm", "transformers", "vllm.entrypoints.openai.api_server"])
-def test_imports(host: Host, module: str) -> None:
+def test_imports(host: Host, module: str, real: Need) -> None:
+    if module != "torch":
+        real("torch", "vllm")
     done = host.run(f"/opt/venv/bin/python -c 'import {module}'")
     assert done.rc == 0, done.stderr

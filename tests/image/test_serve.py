@@ -10,9 +10,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tests.image.conftest import planned_arch
 from tests.image.server import PROMPT, Server, completion, serve, stop, tiny_model
 from warmstart import phases, run
 from warmstart.plan import Plan
+
+if (arch := planned_arch()) not in {"", "cpu"}:
+    pytest.skip(f"serving needs a {arch}: tests/device serves this image on the GPU", allow_module_level=True)
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +80,6 @@ def test_stop_is_clean_and_the_second_start_is_warm(server: Server, image: str, 
     try:
         again.wait()
         assert completion(again) == before
-        assert again.seconds < server.seconds
+        assert "Directly load AOT compilation" in again.log()  # nothing was compiled again
     finally:
         run.run(["podman", "rm", "--force", "--time", "5", again.container])

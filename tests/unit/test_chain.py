@@ -9,9 +9,11 @@ PACKAGE = Path(__file__).parents[2] / "warmstart"
 
 # In chain order (docs/architecture.md). A module may import those to its left.
 CHAIN = (
-    "errors log signals run host schema profile lock cuts rules patches plan tables render explain manifest "
-    "context pipconf targets wheels solve pins aptconf mmdebstrap rootfs resolve patchcheck containersconf "
-    "proof probe failure leftovers engine inputs report assemble logline phases verify cli"
+    "early errors log signals run host toml schema profile lock cuts known rules patches plan hardware tables "
+    "gittree render explain manifest pipconf targets wheels solve pins aptconf mmdebstrap rootfs debs context "
+    "patchcheck containersconf proof probe failure leftovers engine inputs madewheels resolve report assemble "
+    "logline phases verify elf archives "
+    "offers devicecode standins loopback reuse rehearsed rehearse cli"
 ).split()
 
 

@@ -13,7 +13,8 @@ from warmstart import cli, errors, log
 
 
 @pytest.fixture(autouse=True)
-def _own_settings() -> None:
+def _own_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
     log.configure()
 
 
@@ -138,6 +139,44 @@ def test_a_folder_is_no_file_to_write(place: str, tmp_path: Path, monkeypatch: p
     with pytest.raises(errors.InputError):
         cli.write(place, "text")
     assert list(tmp_path.iterdir()) == []
+
+
+LOG = str(build.ROOT / "tests/unit/data/phases/0.11.2-tp2.log")
+QUICK = ["archs", "plan cpu", "explain cpu", "render cpu", "lock cpu --check", f"phases {LOG}", "plan", "render"]
+
+
+@pytest.mark.parametrize("command", QUICK)
+def test_quiet_is_the_result_and_nothing_else(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*command.split()) == 0
+    loud = capsys.readouterr()
+    assert run(*command.split(), "-q") == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert out == loud.out != ""
+
+
+def test_what_a_verb_tells_on_its_way_is_not_told_when_quiet(capsys: pytest.CaptureFixture[str]) -> None:
+    def talks(_: Namespace) -> int:
+        log.info("on my way")
+        with log.step("a step") as step:
+            step.note("detail")
+        log.warn("but this is told")
+        return 0
+
+    verbs: cli.Verbs = {"talks": (talks, "", ())}
+    assert cli.main(verbs, ["talks"]) == 0
+    assert len(capsys.readouterr().err.splitlines()) == 4
+    assert cli.main(verbs, ["talks", "-q"]) == 0
+    assert capsys.readouterr().err == "warning: but this is told\n"
+
+
+def test_a_signal_at_the_very_end_or_while_a_failure_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def again(*_: object) -> int:
+        raise errors.Interrupted("stopped by Ctrl-C")
+
+    assert cli.main({"fine": (lambda _: 0, "", ())}, ["fine"], last=lambda: print(again())) == 130
+    monkeypatch.setattr(cli, "_tell", again)
+    assert run("plan", "gfx9999") == errors.Interrupted.code
 
 
 def test_a_full_disk_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

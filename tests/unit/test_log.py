@@ -82,3 +82,15 @@ def test_quiet_keeps_warnings(capsys: pytest.CaptureFixture[str]) -> None:
         log.info("told")
         log.warn("mind this")
     assert capsys.readouterr().err == "warning: mind this\n"
+
+
+def test_quiet_prints_no_groups(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    log.configure(quiet=True)
+    with log.step("work"):
+        pass
+    assert capsys.readouterr().err == ""
+    log.configure()
+    with log.step("work"):
+        pass
+    assert "::group::work" in capsys.readouterr().err

@@ -184,7 +184,9 @@ def test_the_committed_lock_fits_its_profile(arch: str) -> None:
     found = lock.parse(lock.committed(ROOT, arch))
     assert found.state == "pins"
     assert found.profile == lock.wanted(p, dropped)
-    assert not {w.name for w in found.wheels} & set(dropped)
+    assert not {w.name for w in found.wheels if w.layer != "builder"} & set(dropped)
+    assert set(found.packages) == set(profile.packages(p))
+    assert all(re.fullmatch(r"[0-9a-f]{64}", d.sha256) for debs in found.packages.values() for d in debs)
     sources = {name: index.name for index in p.wheels.indexes for name in index.packages}
     for wheel in found.wheels:
         assert wheel.source == sources.get(wheel.name, lock.PIP)

@@ -155,10 +155,11 @@ def test_differences() -> None:
 
 
 def test_a_hook_is_safe_with_odd_paths() -> None:
-    hooks = mmdebstrap.inside(Path("/srv/my tree/slim.py"), [Path("/tmp/r.json")], ["/tmp/r.json", "os", "/"])
+    arguments = ["/tmp/r.json", "os", "/"]
+    hooks = mmdebstrap.inside(Path("/srv/my tree/slim.py"), [Path("/tmp/r.json")], arguments, "python3.12")
     assert hooks == [
         "copy-in '/srv/my tree/slim.py' /tmp/r.json /tmp",
-        'chroot "$1" python3 -I /tmp/slim.py /tmp/r.json os /',
+        'chroot "$1" python3.12 -I /tmp/slim.py /tmp/r.json os /',
     ]
 
 

@@ -127,6 +127,6 @@ def test_the_cpu_profile_is_not_judged_by_rules_of_gpus() -> None:
 
 def test_tables_of_the_data_are_in_order() -> None:
     known = rules._known()
-    assert len({row["torch"] for row in known.set}) == len(known.set)
-    assert len({row["name"] for row in known.gone}) == len(known.gone)
-    assert {a for row in known.rocm for a in row["archs"]} == set(profile.archs(ROOT)) - {"cpu"}
+    assert len({row.torch for row in known.set}) == len(known.set)
+    assert len({row.name for row in known.gone}) == len(known.gone)
+    assert {a for row in known.rocm for a in row.archs} == set(profile.archs(ROOT)) - {"cpu"}

@@ -219,3 +219,138 @@ def test_the_command_line_says_which_rule_is_dead(tmp_path: Path, capsys: pytest
     (tmp_path / "root").mkdir()
     assert slim.main([str(given), "python", str(tmp_path / "root")]) == slim.DEAD_RULE
     assert "usr/gone" in capsys.readouterr().err
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Path:
+    """The root of an image, beside a folder that is no part of it."""
+    write(tmp_path, "outside/lib.so", "outside/pkg/m.py", "outside/pkg/__pycache__/m.pyc", f"image/{SITE}/a/x.py")
+    return tmp_path / "image"
+
+
+def command(root: Path, given: object, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """The exit status and the one line that is told, for rules which must change nothing at all."""
+    file = root.parent / "rules.json"
+    file.write_text(given if isinstance(given, str) else json.dumps(given))
+    before = tree(root.parent)
+    status = slim.main([str(file), "python", str(root)])
+    [line] = capsys.readouterr().err.splitlines()
+    assert tree(root.parent) == before
+    return status, line
+
+
+OUT = [
+    "../outside/*",
+    "usr/../../outside/lib.so",
+    "/etc/passwd",
+    "/",
+    "",
+    ".",
+    "..",
+    "{site}/../x",
+    "a\0b",
+    "**",
+    "**x",
+]
+
+
+@pytest.mark.parametrize("table", ["cut", "keep", "strip", "bytecode"])
+@pytest.mark.parametrize("glob", OUT)
+def test_a_glob_that_leaves_the_image(image: Path, glob: str, table: str, capsys: pytest.CaptureFixture[str]) -> None:
+    good = [{"paths": ["{site}/a"]}]  # not even a rule before it is applied
+    given = rules(cut=good) | {
+        table: [*rules(cut=good if table == "cut" else [])["cut"], {"layer": "python", "paths": [glob]}]
+    }
+    if glob.startswith("**"):
+        given["cut"] = [entry for entry in given["cut"] if entry["paths"] == [glob]]
+    status, line = command(image, given, capsys)
+    assert status == slim.DEAD_RULE
+    assert repr(glob) in line
+
+
+def test_what_lies_behind_a_link_is_not_cut(image: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (image / "usr").symlink_to("../outside", target_is_directory=True)
+    for glob in ("usr/lib.so", "usr/*", "*/pkg/m.py"):
+        status, line = command(image, rules(cut=[{"paths": [glob]}]), capsys)
+        assert status == slim.DEAD_RULE
+        assert "behind a link" in line
+
+
+def test_a_link_out_of_the_image_is_cut_as_a_link(image: Path) -> None:
+    (image / "lib").mkdir()
+    (image / "lib/lib.so").symlink_to("../../outside/lib.so")
+    (image / "lib/pkg").symlink_to(image.parent / "outside/pkg", target_is_directory=True)
+    before = tree(image.parent / "outside")
+    assert apply(image, rules(cut=[{"paths": ["lib/*"]}]))["removed"] == 2
+    assert list((image / "lib").iterdir()) == []
+    assert tree(image.parent / "outside") == before
+
+
+@pytest.mark.parametrize("table", ["strip", "bytecode"])
+def test_nothing_is_written_through_a_link(image: Path, table: str, capsys: pytest.CaptureFixture[str]) -> None:
+    target = "outside/lib.so" if table == "strip" else "outside/pkg"
+    (image / "link").symlink_to(image.parent / target)
+    status, line = command(image, rules(**{table: [{"paths": ["link"]}]}), capsys)
+    assert status == slim.DEAD_RULE
+    assert f"leads out of the image, to {image.parent / target}" in line
+
+
+def test_metadata_outside_of_the_image_is_not_written(image: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(image.parent, "outside/info/RECORD", "outside/info/WHEEL", text="x,,\n")
+    (image / SITE / "b-1.dist-info").symlink_to(image.parent / "outside/info")
+    assert "leads out" in command(image, rules(), capsys)[1]
+    entry = {"name": "c", "version": "1", "of": "b", "of-version": "1"}
+    with pytest.raises(slim.SlimError, match="leads out"):
+        slim.add_name(rules(alias=[entry]), "python", image)
+    assert (image.parent / "outside/info/WHEEL").read_text() == "x,,\n"
+    assert command(image, rules(alias=[{**entry, "name": "../../../../../../outside/c"}]), capsys)[0] == slim.DEAD_RULE
+
+
+def test_a_linked_cache_of_byte_code_goes_as_a_link(image: Path) -> None:
+    (image / SITE / "a/__pycache__").symlink_to(image.parent / "outside/pkg/__pycache__")
+    apply(image, rules(bytecode=[{"paths": ["{site}"]}]))
+    assert not (image / SITE / "a/__pycache__").is_symlink()
+    assert "outside/pkg/__pycache__/m.pyc" in tree(image.parent)
+
+
+@pytest.mark.parametrize(
+    ("given", "status", "told"),
+    [
+        ("{", 1, "Expecting property name"),
+        ("[" * 100_000, 1, "recursion"),
+        ("[]", 3, "site is no place in the image, or missing"),
+        ({**rules(), "site": "/etc"}, 3, "site is no place"),
+        ({**rules(), "venv": "../venv"}, 3, "venv is no place"),
+        ({**rules(), "cuts": []}, 3, "unknown table 'cuts'; known: cut, keep, strip, bytecode, alias"),
+        ({**rules(), "cut": {}}, 3, "unknown table 'cut'"),
+        (rules(cut=[{"path": ["{site}/a"]}]), 3, "needs ['layer', 'paths']"),
+        (rules(cut=[{"paths": ["{site}/a"], "skip": []}]), 3, "may have ['optional']"),
+        (rules(cut=[{"paths": "{site}/a"}]), 3, "wrong paths"),
+        (rules(cut=[{"paths": ["{site}/a"], "optional": 1}]), 3, "wrong optional"),
+        (rules(cut=[{"paths": ["{site}/a"]}], keep=[{"paths": ["{site}/b"]}]), 3, "nothing matches {site}/b"),
+    ],
+)
+def test_odd_rules_are_one_line(
+    image: Path, given: object, status: int, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found, line = command(image, given, capsys)
+    assert found == status
+    assert told in line
+
+
+def test_an_odd_command_line_is_one_line(image: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good = image.parent / "rules.json"
+    good.write_text(json.dumps(rules()))
+    for arguments, status in (([], 2), ([str(good), "python", str(image / "no")], 3), (["/no/such", "python", "/"], 1)):
+        assert slim.main(arguments) == status
+        assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_a_tool_that_fails_is_one_line(
+    image: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise slim.subprocess.CalledProcessError(1, ["strip"])
+
+    monkeypatch.setattr(slim.subprocess, "run", fails)
+    assert command(image, rules(strip=[{"paths": ["{site}/a/x.py"]}]), capsys)[0] == 1

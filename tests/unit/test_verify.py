@@ -29,3 +29,12 @@ def test_counts_and_names(tmp_path: Path) -> None:
 def test_no_file_is_a_failure(tmp_path: Path) -> None:
     with pytest.raises(VerifyFailed, match="could not be run"):
         verify.read(tmp_path / "verify.xml", "sha256:1", "plan", tmp_path / "log")
+
+
+def test_why_a_whole_file_was_skipped(tmp_path: Path) -> None:
+    text = "('/x/tests/image/test_y.py', 19, 'Skipped: needs a GPU')"
+    skipped = f'<skipped message="collection skipped">{text}</skipped>'
+    case = f'<testcase classname="" name="tests.image.test_y" time="0">{skipped}</testcase>'
+    (tmp_path / "verify.xml").write_text(f"<testsuites><testsuite>{case}</testsuite></testsuites>", encoding="utf-8")
+    (found,) = verify.read(tmp_path / "verify.xml", "sha256:1", "plan", tmp_path / "log").tests
+    assert (found.outcome, found.message) == ("skipped", "needs a GPU")

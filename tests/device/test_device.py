@@ -1,0 +1,129 @@
+"""The image on a real GPU of its arch: what torch sees, kernels that run, and a model that is served."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.device.conftest import Script, gpu_options
+from tests.image.server import PROMPT, Server, completion, serve, stop, tiny_model
+from warmstart import host, phases, run
+from warmstart.plan import Plan
+
+# A start must end with none of these in its log; each was the sign of a broken image somewhere.
+FORBIDDEN = (
+    r"start build",  # aiter compiles what should have been prebuilt
+    r"Failed to infer device type",
+    r"hipErrorInvalidImage|hipErrorNoBinaryForGpu|invalid device function",
+    r"HSA_STATUS_ERROR|Memory access fault",
+)
+MEMORY = ["--kv-cache-memory-bytes", "268435456"]  # 256 MiB: enough for the tiny model, whatever else runs
+TOLERANCE = 0.02  # largest difference of a half-precision result; right ones differ by 0.005, wrong ones by more than 1
+
+
+@pytest.fixture(scope="module")
+def model(image: str) -> Iterator[str]:
+    """A volume that holds the tiny model."""
+    with tiny_model(image) as volume:
+        yield volume
+
+
+@pytest.fixture(scope="module")
+def server(image: str, model: str) -> Iterator[Server]:
+    """The first start, with an empty cache volume."""
+    volume = f"warmstart-device-serve-{os.getpid()}"
+    running = serve(image, model, volume, options=gpu_options(), flags=MEMORY)
+    try:
+        running.wait()
+        yield running
+    finally:
+        run.run(["podman", "rm", "--force", "--time", "5", running.container], ok=(0, 1))
+        run.run(["podman", "volume", "rm", "--force", volume])
+
+
+def test_torch_sees_the_gpus_of_this_arch_and_no_other(torch: Any, gpus: list[host.Gpu], plan: Plan) -> None:
+    count = sum(gpu.arch == plan.arch for gpu in gpus)
+    assert count
+    assert [one["arch"] for one in torch["torch"]] == [plan.arch] * count
+    assert torch["hip"].startswith(".".join(plan.versions["rocm"].split(".")[:2]))
+
+
+def test_amdsmi_lists_what_hip_counts(torch: Any, gpus: list[host.Gpu]) -> None:
+    """vLLM asks amdsmi, by the addresses that the entry point gives it in HIP's order."""
+    counted = torch["counted"].split(",") if torch["counted"] else [gpu.pci for gpu in gpus]
+    assert counted == [gpu.pci for gpu in gpus]
+    assert set(counted) <= set(torch["amdsmi"])
+    assert len(torch["amdsmi"]) >= len(torch["torch"])
+    if len(gpus) == 1:
+        assert len(torch["amdsmi"]) == len(torch["torch"]) == 1
+
+
+def test_the_wrong_gpus_are_passed_over(torch: Any, gpus: list[host.Gpu], plan: Plan) -> None:
+    right = [str(i) for i, gpu in enumerate(gpus) if gpu.arch == plan.arch]
+    assert torch["chosen"] == ("" if len(right) == len(gpus) else ",".join(right))
+
+
+def test_a_triton_kernel_compiles_and_is_kept(python: Script) -> None:
+    first, second = python("kernel.py"), python("kernel.py")
+    assert (first["right"], second["right"]) == (True, True)
+    assert (first["kept"], first["launchers"] > 0) == (1, True)
+    assert second["kept"] == 1
+    assert second["seconds"] < first["seconds"]
+
+
+def test_an_operator_of_each_library_runs(python: Script, torch: Any) -> None:
+    found = python("operators.py")
+    wrong = {name: error for name, error in found.items() if isinstance(error, str) or error > TOLERANCE}
+    assert wrong == {}
+    assert {"_C", "_moe_C", "_rocm_C"} <= set(found)
+
+
+def test_the_same_question_brings_the_same_answer(server: Server) -> None:
+    first, second = completion(server), completion(server)
+    assert len(first["logprobs"]["tokens"]) == 32
+    assert first == second
+
+
+def test_streaming(server: Server) -> None:
+    whole = completion(server)["text"]
+    answer = server.ask("/v1/completions", model="tiny", prompt=PROMPT, max_tokens=32, temperature=0, stream=True)
+    lines = [ln.removeprefix("data: ") for ln in answer.decode().splitlines() if ln.startswith("data: ")]
+    assert lines[-1] == "[DONE]"
+    assert "".join(json.loads(ln)["choices"][0]["text"] for ln in lines[:-1]) == whole
+
+
+def test_the_archs_flags_were_given(server: Server, plan: Plan) -> None:
+    log = server.log()
+    for flag, value in plan.profile.serve.items():
+        assert re.search(rf"['\"]?{flag.replace('-', '_')}['\"]?\s*[:=]\s*\S*{re.escape(value)}", log), flag
+
+
+def test_phases_explain_the_start(server: Server, plan: Plan) -> None:
+    record = phases.read(server.log().splitlines(), started=server.began)
+    assert record.ready
+    assert {"import", "weights", "compile", "kv", "graphs", "ready"} <= {p.name for p in record.phases}
+    assert record.version.partition("+")[0] == plan.versions["vllm"]
+
+
+def test_nothing_in_the_log_tells_of_a_broken_image(server: Server) -> None:
+    """Above all no `start build`: aiter compiles nothing at run time."""
+    lines = [line for line in server.log().splitlines() if any(re.search(sign, line) for sign in FORBIDDEN)]
+    assert lines == []
+
+
+def test_stop_is_clean_and_the_second_start_is_warm(server: Server, image: str, model: str) -> None:
+    before = completion(server)
+    assert stop(server) == 0
+    again = serve(image, model, server.volume, options=gpu_options(), flags=MEMORY)
+    try:
+        again.wait()
+        assert completion(again) == before
+        assert again.seconds < server.seconds
+        assert "start build" not in again.log()
+    finally:
+        run.run(["podman", "rm", "--force", "--time", "5", again.container], ok=(0, 1))

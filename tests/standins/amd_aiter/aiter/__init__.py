@@ -1,0 +1,1 @@
+"""aiter, without any operator."""

@@ -1,0 +1,1 @@
+"""Sources and binaries that modules are made from."""

@@ -1,0 +1,3 @@
+"""flash_attn, without any operator."""
+
+__version__ = "2.8.3"

@@ -1,0 +1,1 @@
+"""Tests that no image needs."""

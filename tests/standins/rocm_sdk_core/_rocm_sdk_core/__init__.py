@@ -1,0 +1,1 @@
+"""The SDK: programs and the libraries below HIP."""

@@ -1,0 +1,1 @@
+"""The SDK's development files."""

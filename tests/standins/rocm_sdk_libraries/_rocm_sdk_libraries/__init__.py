@@ -1,0 +1,1 @@
+"""The libraries above HIP, their host code."""

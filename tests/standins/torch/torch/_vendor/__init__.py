@@ -1,0 +1,1 @@
+"""Other projects' modules."""

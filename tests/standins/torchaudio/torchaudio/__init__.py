@@ -1,0 +1,3 @@
+"""torchaudio, without any operator."""
+
+__version__ = "@torchaudio@"

@@ -1,0 +1,3 @@
+"""torchvision, without any operator."""
+
+__version__ = "@torchvision@"
