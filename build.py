@@ -141,6 +141,7 @@ def rehearse(args: Namespace) -> int:
 
     def one(arch: str) -> None:
         loaded = profile.load(ROOT, arch)
+        rehearse.require_vendors(loaded.profile)
         rules.check(loaded.profile)
         record = rehearse.rehearse(ROOT, STATE, loaded, cuts.load(ROOT, loaded.profile), caps, first=args.first)
         cli.show(args, record, rehearse.text(record))

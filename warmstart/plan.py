@@ -21,8 +21,8 @@ from warmstart.profile import BUILDER, NOT_IN_IMAGE, Loaded, Profile
 
 HOME = "/opt/warmstart"  # our own files inside the image
 
-# Version of the benchmark function that makes verdicts. A verdict of another version is not comparable.
-BENCH_VERSION = "stock"
+# The benchmark function that makes verdicts: those of another version are not comparable.
+BENCH = ("warmstart_bench.py", "warmstart_device.py")
 
 
 Place = Annotated[str, msgspec.Meta(pattern=r"^/?[a-z0-9_-]+(/[a-z0-9_-]+)*$")]
@@ -99,7 +99,7 @@ def make(root: Path, loaded: Loaded, lock: Lock, cuts: Cuts, *, device: bool = F
     caches = _caches(root, profile)
     chosen = {name: patches.selected(root, name, profile) for name in profile.patches}
     inputs = _inputs(root, profile, lock, cuts, chosen)
-    key = f"{profile.arch}-{locks.digest(_cache_inputs(profile, lock, inputs))[:12]}"
+    key = f"{profile.arch}-{locks.digest(_cache_inputs(root, profile, lock, inputs))[:12]}"
     directories = {c.name: f"{caches.volume}/{key}/{c.path}" for c in caches.cache}
     slimming = {"cuts": cuts.rules("os"), "slim": tree_digest(root / "image" / "slim.py")}
     base_key = locks.base_key(lock.base, lock.epoch, slimming)
@@ -186,7 +186,7 @@ def made(plan: Plan) -> tuple[Made, ...]:
     return tuple(found)
 
 
-def _cache_inputs(profile: Profile, lock: Lock, inputs: dict[str, str]) -> dict[str, Any]:
+def _cache_inputs(root: Path, profile: Profile, lock: Lock, inputs: dict[str, str]) -> dict[str, Any]:
     versions = profile.versions
     return {
         "arch": profile.arch,
@@ -199,7 +199,7 @@ def _cache_inputs(profile: Profile, lock: Lock, inputs: dict[str, str]) -> dict[
         "aiter": versions.aiter,
         "patches": {k: v for k, v in inputs.items() if k.startswith("patches/")},
         "env": {k: v for k, v in profile.env.items() if k.startswith(("TRITON_", "AITER_"))},
-        "bench": BENCH_VERSION,
+        "bench": tree_digest(*(root / "sitecustomize" / name for name in BENCH)),
         "path": VENV,
     }
 
@@ -220,6 +220,8 @@ def _env(profile: Profile, caches: CacheTable, directories: dict[str, str]) -> d
         "HF_HOME": caches.models,
         "WARMSTART_CACHES": ":".join(sorted(directories.values())),
     }
+    if profile.device and profile.device.llc_mib:
+        env["WARMSTART_LLC_MIB"] = f"{profile.device.llc_mib:g}"  # what a benchmark of a kernel has to flush
     for cache in caches.cache:
         env |= dict.fromkeys(cache.env, directories[cache.name])
     return dict(sorted((env | profile.env).items()))

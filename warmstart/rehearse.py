@@ -44,6 +44,7 @@ from warmstart.errors import (
     ProfileError,
     Terminated,
     Unreachable,
+    UsageError,
     VerifyFailed,
     WarmstartError,
 )
@@ -57,6 +58,15 @@ from warmstart.rehearsed import text as text
 from warmstart.standins import Made
 
 REPOSITORY = "localhost/warmstart/rehearsal"
+
+
+def require_vendors(profile: Profile) -> None:
+    """Raises UsageError for an arch whose image needs nothing of a vendor's index."""
+    if profile.device is None:
+        raise UsageError(
+            f"{profile.arch} needs no rehearsal: all that goes in can be had here",
+            hint=f"make image ARCH={profile.arch}",
+        )
 
 
 def home(state: Path) -> Path:

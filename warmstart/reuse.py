@@ -35,6 +35,7 @@ def share(state: Path, own: Path, planned: Plan, made: Sequence[Made]) -> dict[s
     link = own / "cache" / "apt"
     if packages.is_dir() and not link.exists():
         link.parent.mkdir(parents=True, exist_ok=True)
+        link.unlink(missing_ok=True)  # it leads nowhere: the folder has moved
         link.symlink_to(packages.resolve())
     trees = {}
     for tree in gittree.of(planned.profile):

@@ -168,7 +168,9 @@ def explain(
         if address.startswith(targets.fill(index.url, profile).rstrip("/")):
             return Unreachable(
                 f"index {index.name} ({urlparse(address).netloc}) {why}",
-                hint=f"if pip's own places offer the same: lock {profile.arch} --without-index {index.name}",
+                hint=f"make lock ARCH={profile.arch} on a machine that it answers, and take "
+                f"arch/{profile.slug}.lock.json from there; if pip's own places offer the same: "
+                f"ARGS='--without-index {index.name}'",
             )
     if address:
         return Unreachable(f"{urlparse(address).netloc} {why}", hint=pipconf.NETWORK_HINT)

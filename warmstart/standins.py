@@ -71,8 +71,9 @@ class _Maker(msgspec.Struct, frozen=True):
         file = told.file if one.tag and one.form in ("wheel", "vllm", "triton") else f"{told.name}-{version}.tar.gz"
         folder = self.cache / "standins" / f"{told.name}-{version}"
         note = folder / f"{key}.json"
-        if note.is_file():
-            return msgspec.json.decode(note.read_bytes(), type=Made)
+        if note.is_file() and (folder / file).is_file():
+            kept = msgspec.json.decode(note.read_bytes(), type=Made)
+            return msgspec.structs.replace(kept, path=str(folder / file))  # the folder may have moved
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         path = folder / file

@@ -5,7 +5,6 @@ runtime.py SITE
 
 import json
 import os
-import re
 import sys
 from pathlib import Path
 
@@ -31,7 +30,7 @@ def copies(prefix: str) -> list[str]:
 def cache() -> dict[str, object]:
     """How /etc/ld.so.cache differs from the folders that /etc/ld.so.conf.d/rocm.conf names."""
     folders = [Path(line) for line in Path("/etc/ld.so.conf.d/rocm.conf").read_text().split()]
-    known = set(re.findall(rb"(?:/[\w.+:@-]+)+\.so[\w.+-]*", Path("/etc/ld.so.cache").read_bytes()))
+    known = {p for p in Path("/etc/ld.so.cache").read_bytes().split(b"\0") if p.startswith(b"/") and b".so" in p}
     expected = set()
     for folder in folders:
         for file in folder.glob("lib*.so*"):
