@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -11,8 +12,11 @@ import msgspec
 from warmstart import debs, log, madewheels, pins, rootfs, run, solve
 from warmstart import lock as locks
 from warmstart.cuts import Cuts
+from warmstart.errors import LockMismatch
 from warmstart.lock import Lock, LockedBase
 from warmstart.profile import Profile, choose
+
+DAY = 86_400  # seconds
 
 
 class Told(msgspec.Struct, frozen=True):
@@ -49,7 +53,7 @@ def lock(
     old = locks.parse(path) if path.is_file() else None
     if pin:
         base = _base(root, state, profile, cuts)
-        new = pins.pins(profile, cuts.dropped, base.packages, int(time.time()))
+        new = pins.pins(profile, cuts.dropped, base.packages, _epoch(root, base))
         new = msgspec.structs.replace(new, packages=debs.resolve(root, state, profile, base.packages))
     else:
         wheels = solve.resolve(profile, cuts.dropped, without_indexes=without_indexes)
@@ -58,7 +62,7 @@ def lock(
             schema=1,
             arch=profile.arch,
             state="resolved",
-            epoch=int(time.time()),
+            epoch=_epoch(root, base),
             profile=wanted,
             base=base,
             wheels=wheels,
@@ -108,6 +112,19 @@ def _base(root: Path, state: Path, profile: Profile, cuts: Cuts) -> LockedBase:
     with log.step(f"base: {profile.base.suite} from distribution packages"):
         packages = rootfs.resolve(root, state, profile, cuts)
     return LockedBase(kind="rootfs", suite=profile.base.suite, packages=packages)
+
+
+def _epoch(root: Path, base: LockedBase) -> int:
+    """The time stamp of an image: that of other archs with the same base, else the beginning of today.
+
+    It is in every file of every layer, so that archs which are to share layers need the same one.
+    """
+    found = []
+    for file in (root / "arch").glob("*.lock.json"):
+        with contextlib.suppress(LockMismatch):  # its own verb will say so
+            other = locks.parse(file)
+            found += [other.epoch] if other.base == base else []
+    return max(found, default=int(time.time()) // DAY * DAY)
 
 
 def _changes(old: Lock | None, new: Lock) -> tuple[str, ...]:

@@ -222,3 +222,15 @@ def test_the_base_brings_the_python_of_the_wheels(arch: str) -> None:
     assert f"python{p.versions.python}" in names
     assert not names & {"gcc", "gcc-13", "binutils"}
     assert (ROOT / "arch" / p.base.keyring).is_file()
+
+
+def test_archs_of_one_base_share_time_and_python_layer() -> None:
+    """The time stamp is in every file: with another one no layer is shared, whatever else is equal."""
+    epochs: dict[str, set[int]] = {}
+    layers = set()
+    for arch in ARCHS:
+        found = lock.parse(lock.committed(ROOT, arch))
+        epochs.setdefault(repr(found.base), set()).add(found.epoch)
+        layers.add(tuple(w for w in found.wheels if w.layer == "python"))
+    assert all(len(found) == 1 for found in epochs.values())
+    assert len(layers) == 1
