@@ -9,6 +9,13 @@ FILE ?=
 ARGS ?=
 MARK ?= not device
 
+ifneq ($(filter cpu gfx%,$(MAKECMDGOALS)),)
+$(error did you mean ARCH=$(filter cpu gfx%,$(MAKECMDGOALS))?)
+endif
+ifdef arch
+$(error did you mean ARCH=$(arch)?)
+endif
+
 python := .venv/bin/python
 build  := $(python) build.py
 pytest := $(python) -m pytest -m "$(MARK)"

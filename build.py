@@ -65,7 +65,7 @@ def profile_of(args: Namespace) -> tuple[Loaded, Cuts]:
     """The profile of the arch asked for, judged by the rules, and what is left out of its image."""
     from warmstart import cuts, profile, rules
 
-    loaded = profile.load(ROOT, cli.arch(args.arch), args.lane)
+    loaded = profile.load(ROOT, cli.arch(args.arch, profile.archs(ROOT)), args.lane)
     rules.check(loaded.profile)
     return loaded, cuts.load(ROOT, loaded.profile)
 
@@ -135,18 +135,24 @@ def verify(args: Namespace) -> int:
 def rehearse(args: Namespace) -> int:
     """The image of an arch from stand-ins for what only the vendors' indexes have, then its tests."""
     from warmstart import cuts, host, probe, profile, rehearse, rules
+    from warmstart.errors import UsageError
 
     host.require_linux()
+    if args.all and args.arch:
+        raise UsageError("rehearse takes an arch or --all", hint="leave one out")
+    archs = rehearse.archs(ROOT) if args.all else [cli.arch(args.arch, profile.archs(ROOT))]
+    for arch in archs:
+        rehearse.require_vendors(profile.load(ROOT, arch).profile)
     caps = probe.probe(STATE)
 
     def one(arch: str) -> None:
         loaded = profile.load(ROOT, arch)
-        rehearse.require_vendors(loaded.profile)
         rules.check(loaded.profile)
         record = rehearse.rehearse(ROOT, STATE, loaded, cuts.load(ROOT, loaded.profile), caps, first=args.first)
-        cli.show(args, record, rehearse.text(record))
+        if not args.dry_run:
+            cli.show(args, record, rehearse.text(record))
 
-    rehearse.each(rehearse.archs(ROOT) if args.all else [cli.arch(args.arch)], one)
+    rehearse.each(archs, one)
     return 0
 
 
@@ -155,7 +161,7 @@ def patches_check(args: Namespace) -> int:
     from warmstart import patchcheck, profile
 
     outcomes = patchcheck.check_all(ROOT, STATE, [profile.load(ROOT, name).profile for name in profile.archs(ROOT)])
-    return cli.show(args, {"patches": outcomes}, patchcheck.text(outcomes))
+    return 0 if args.dry_run else cli.show(args, {"patches": outcomes}, patchcheck.text(outcomes))
 
 
 def size(args: Namespace) -> int:
@@ -179,7 +185,8 @@ def prune(args: Namespace) -> int:
     from warmstart import engine, probe
 
     freed = engine.prune(probe.probe(STATE), STATE)
-    return cli.show(args, freed, f"freed {freed['bytes'] / 1e9:.2f} GB, {freed['images']} images")
+    told = f"freed {freed['bytes'] / 1e9:.2f} GB, {freed['images']} images"
+    return 0 if args.dry_run else cli.show(args, freed, told)
 
 
 ARCH = ("arch", {"nargs": "?", "default": "", "help": "an arch; default: this machine's GPU, else cpu"})
@@ -219,7 +226,7 @@ VERBS: cli.Verbs = {
             LANE,
             ("--check", {"action": "store_true", "help": "only say whether the lock fits the profile"}),
             ("--pins", {"action": "store_true", "help": "versions only for what the vendors' indexes have"}),
-            ("--choose", {"default": "", "help": "one of the profile's wheels.choices, e.g. upstream"}),
+            ("--choose", {"default": "", "help": "one of the profile's wheels.choices: upstream, for cpu"}),
             ("--made", {"action": "append", "default": [], "help": "a wheel that a build from sources left"}),
             ("--without-index", {"action": "append", "default": [], "help": "do without this index of the profile"}),
         ),

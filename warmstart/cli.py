@@ -86,13 +86,13 @@ def _main(verbs: Verbs, argv: Sequence[str]) -> int:
         raise
 
 
-def arch(given: str) -> str:
+def arch(given: str, known: Sequence[str] = ()) -> str:
     """The arch asked for, or that of this machine, said aloud when it was chosen for the user."""
     if given:
         return given
     from warmstart import host
 
-    found, why = host.default_arch()
+    found, why = host.default_arch(known=known)
     log.info(f"ARCH={found}: {why}")
     return found
 

@@ -61,7 +61,7 @@ class LockMismatch(WarmstartError):
 
 class LockNotResolved(WarmstartError):
     code = 22
-    meaning = "the lock holds pins without hashes where hashes are needed (--frozen, or an index that does not answer)"
+    meaning = "the lock holds pins without hashes where hashes are needed"
 
 
 class LockMoved(WarmstartError):
@@ -165,7 +165,10 @@ def markdown() -> str:
     rows = "\n".join(f"| {code} | {name and f'`{name}`'} | {meaning} |" for code, name, meaning in table())
     return (
         "# Exit codes\n\nGenerated from `warmstart/errors.py` by `python -m warmstart.errors`.\n\n"
-        f"| code | error | meaning |\n|---|---|---|\n{rows}\n"
+        f"| code | error | meaning |\n|---|---|---|\n{rows}\n\n"
+        "`make` itself always ends with 2; these are the codes of `.venv/bin/python build.py`. An image's entry point "
+        "ends\nwith 64 for a machine without a GPU of the image's arch, 65 for a cache volume that can't be written, "
+        "127 for a command\nthat is not there, else with the code of the command.\n"
     )
 
 

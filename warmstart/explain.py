@@ -44,7 +44,8 @@ def explain(state: Path, plan: Plan, text: str, against: str = "") -> Explained:
     except (OSError, msgspec.MsgspecError) as bad:
         if not against:
             return _everything(plan, text, "built by another version of warmstart")
-        raise InputError(f"{file} is not a plan: {bad}", hint="make one with `plan --json`") from None
+        why = (bad.strerror or "unreadable") if isinstance(bad, OSError) else str(bad)
+        raise InputError(f"{file} is not a plan: {why}", hint="make one with `plan --json`") from None
     was = old_text.read_text(encoding="utf-8") if old_text.is_file() else ""
     return Explained(old.plan_id, plan.plan_id, old.cache_key == plan.cache_key, changes(old, plan), rebuilt(was, text))
 

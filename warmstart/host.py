@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 
 import msgspec
@@ -73,9 +74,13 @@ def choose(found: list[Gpu]) -> tuple[Gpu | None, str]:
     return best, f"{kind}, {best.compute_units} CUs; passed over: {others}"
 
 
-def default_arch(root: Path = Path("/")) -> tuple[str, str]:
-    """The arch when none is given, and why: that of the chosen GPU, else `cpu`."""
-    gpu, why = choose(gpus(root))
+def default_arch(root: Path = Path("/"), known: Collection[str] = ()) -> tuple[str, str]:
+    """The arch when none is given, and why: that of the chosen GPU among those of `known` archs (all), else `cpu`."""
+    found = gpus(root)
+    usable = [gpu for gpu in found if not known or gpu.arch in known]
+    if found and not usable:
+        return "cpu", f"there is no image for this machine's {', '.join(sorted({gpu.arch for gpu in found}))}"
+    gpu, why = choose(usable)
     return (gpu.arch, why) if gpu else ("cpu", why)
 
 

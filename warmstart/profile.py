@@ -15,7 +15,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from warmstart.errors import ProfileError, UnknownArch
+from warmstart.errors import ProfileError, UnknownArch, UsageError
 from warmstart.schema import Index as Index
 from warmstart.schema import Profile as Profile
 
@@ -50,7 +50,8 @@ def load(root: Path, arch: str, lane: str = "") -> Loaded:
         known = archs(root)
         near = difflib.get_close_matches(arch, known, n=1, cutoff=0.4)
         hint = f"did you mean {near[0]}? " if near else ""
-        raise UnknownArch(f"unknown arch {arch!r}", hint=f"{hint}known: {', '.join(known)}")
+        other = "; for any other GPU there is no image yet: ARCH=cpu works" if arch.startswith("gfx") else ""
+        raise UnknownArch(f"unknown arch {arch!r}", hint=f"{hint}known: {', '.join(known)}{other}")
     merged: dict[str, Any] = {}
     origins: dict[str, str] = {}
     lanes: dict[str, Any] = {}
@@ -65,7 +66,7 @@ def load(root: Path, arch: str, lane: str = "") -> Loaded:
     chosen = lane or str(merged.get("lane", ""))
     if chosen not in {merged.get("lane"), *lanes}:
         known = sorted({str(merged.get("lane")), *lanes})
-        raise ProfileError(f"{arch} has no lane {lane!r}", hint=f"it has {', '.join(known)}")
+        raise UsageError(f"{arch} has no lane {lane!r}", hint=f"it has {', '.join(known)}")
     merged.pop("default-lane", None)
     if chosen in lanes and chosen != merged.get("lane"):
         merged["default-lane"] = merged.get("lane")
@@ -88,7 +89,7 @@ def choose(profile: Profile, choice: str) -> Profile:
     wheels = profile.wheels
     if choice not in wheels.choices:
         known = ", ".join(sorted(wheels.choices)) or "none"
-        raise ProfileError(f"{profile.arch} has no choice {choice!r} of wheels", hint=f"it has {known}")
+        raise UsageError(f"{profile.arch} has no choice {choice!r} of wheels", hint=f"it has {known}")
     chosen = wheels.choices[choice]
     requires = tuple(chosen.replaces.get(re.split(r"[^\w.-]", r)[0], r) for r in wheels.requires)
     indexes = (*wheels.indexes, *chosen.indexes)

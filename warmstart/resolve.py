@@ -12,7 +12,7 @@ import msgspec
 from warmstart import debs, log, madewheels, pins, rootfs, run, solve
 from warmstart import lock as locks
 from warmstart.cuts import Cuts
-from warmstart.errors import LockMismatch
+from warmstart.errors import LockMismatch, UsageError
 from warmstart.lock import Lock, LockedBase
 from warmstart.profile import Profile, choose
 
@@ -46,6 +46,10 @@ def lock(
     """
     wanted = locks.wanted(profile, cuts.dropped)
     profile = choose(profile, choice)
+    names = {index.name for index in profile.wheels.indexes}
+    if other := sorted(set(without_indexes) - names):
+        raise UsageError(f"{profile.arch} has no index {other[0]}", hint=f"it has {', '.join(sorted(names)) or 'none'}")
+    madewheels.require(profile, made)
     path = locks.committed(root, profile.slug)
     if run.recorder.on:
         log.info(f"would resolve {profile.arch} and write arch/{path.name}")
@@ -99,9 +103,12 @@ def check(root: Path, profile: Profile, cuts: Cuts) -> Told:
     return Told(f"arch/{profile.slug}.lock.json", found.state, ())
 
 
+STATES = {"resolved": "resolved", "pins": "some versions have no hash yet, `image` or `lock` resolves them"}
+
+
 def text(told: Told) -> str:
     """For people."""
-    return "\n".join([*told.changes, f"{told.path}: {told.state}"])
+    return "\n".join([*told.changes, f"{told.path}: {STATES.get(told.state, told.state)}"])
 
 
 def _base(root: Path, state: Path, profile: Profile, cuts: Cuts) -> LockedBase:

@@ -47,7 +47,7 @@ def plan(planned: Plan, origins: dict[str, str]) -> str:
         ["cache key", planned.cache_key],
         ["tags", " ".join(planned.tags)],
         ["base", f"{planned.base.ref} ({len(planned.base.locked.packages)} packages)"],
-        ["wheels", f"{len(planned.wheels)}, {sum(w.size for w in planned.wheels) / 1e6:.0f} MB to fetch"],
+        ["wheels", f"{len(planned.wheels)}, {_to_fetch(planned)} to fetch"],
         ["patches", ", ".join(f"{c}/{f}" for c, files in planned.patches.items() for f in files) or "none"],
         ["steps", " → ".join(planned.steps)],
     ]
@@ -75,3 +75,9 @@ def _cell(value: Any) -> str:
             " ".join(map(str, value)) if all(isinstance(v, str) for v in value) else msgspec.json.encode(value).decode()
         )
     return str(value)
+
+
+def _to_fetch(planned: Plan) -> str:
+    unknown = sum(not wheel.size for wheel in planned.wheels)
+    known = f"{sum(wheel.size for wheel in planned.wheels) / 1e6:.0f} MB"
+    return f"{known} and {unknown} of unknown size" if unknown else known

@@ -68,6 +68,15 @@ def test_a_card_is_chosen_before_the_igpu_that_comes_first(tmp_path: Path) -> No
     assert host.gpus(tmp_path)[1].pci == "0000:03:00.0"
 
 
+def test_a_gpu_without_an_image_is_passed_over(tmp_path: Path) -> None:
+    node(tmp_path, 1, 100302, cus=32, vram=8 << 30)  # a gfx1032 card
+    node(tmp_path, 2, 110003, cus=12, vram=0)  # beside a gfx1103 APU
+    assert host.default_arch(tmp_path, ["cpu", "gfx1103"])[0] == "gfx1103"
+    arch, why = host.default_arch(tmp_path, ["cpu", "gfx1151"])
+    assert arch == "cpu"
+    assert why == "there is no image for this machine's gfx1032, gfx1103"
+
+
 def test_unreadable_properties_are_no_gpu(tmp_path: Path) -> None:
     (tmp_path / host.KFD_NODES / "1").mkdir(parents=True)
     assert host.gpus(tmp_path) == []

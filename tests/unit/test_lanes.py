@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from warmstart import cuts, host, lock, madewheels, plan, profile, render
+from warmstart import cuts, devicecode, elf, host, lock, madewheels, plan, profile, render
 from warmstart.errors import HostUnsupported, InputError
 from warmstart.inputs import wheelhouse
 from warmstart.plan import Plan
 from warmstart.profile import Profile
 
 ROOT = Path(__file__).parents[2]
+
+
+def make_wheel(file: Path, arch: str) -> None:
+    """A wheel whose library holds device code for `arch`, or none."""
+    with zipfile.ZipFile(file, "w") as wheel:
+        wheel.writestr("vllm-0.33.0.dist-info/METADATA", "Name: vllm")
+        code = devicecode.bundle({arch: b"code"}) if arch else b""
+        wheel.writestr("vllm/_C.abi3.so", elf.library("_C.abi3.so", device_code=code))
 
 
 def make(own: Profile, slug: str, **more: bool) -> Plan:
@@ -55,9 +64,12 @@ def test_a_made_wheel_is_installed_and_not_made_again(tmp_path: Path) -> None:
     own = profile.load(ROOT, "gfx1102").profile
     locked = lock.parse(lock.committed(ROOT, "gfx1102"))
     file = tmp_path / "vllm-0.33.0-cp312-cp312-linux_x86_64.whl"
-    file.write_bytes(b"a wheel")
+    make_wheel(file, "gfx1102")
+    content = file.read_bytes()
     wheels = madewheels.adopt(tmp_path / "state", own, locked.wheels, [file])
-    assert (wheelhouse(tmp_path / "state") / file.name).read_bytes() == b"a wheel"
+    place = wheelhouse(tmp_path / "state") / "vllm-0.33.0-0gfx1102-cp312-cp312-linux_x86_64.whl"
+    assert place.read_bytes() == content
+    assert next(w.file for w in wheels if w.name == "vllm") == place.name
     again = msgspec.structs.replace(locked, wheels=wheels)
     planned = plan.make(ROOT, profile.Loaded(own, {}), lock.validate(again, own), cuts.load(ROOT, own))
     assert "vllm" not in {m.name for m in plan.made(planned)}
@@ -67,20 +79,25 @@ def test_a_made_wheel_is_installed_and_not_made_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "code", "told"),
     [
-        ("vllm.whl", "no name of a wheel"),
-        ("vllm-0.32.0-cp312-cp312-linux_x86_64.whl", "is not vllm 0.33.0"),
-        ("vllm-0.33.0-cp311-cp311-linux_x86_64.whl", "does not run on"),
-        ("torch-2.13.0-cp312-cp312-linux_x86_64.whl", "takes no torch made from sources"),
-        ("missing-1.0-py3-none-any.whl", "can't be read"),
+        ("vllm.whl", "gfx1102", "no name of a wheel"),
+        ("vllm-0.32.0-cp312-cp312-linux_x86_64.whl", "gfx1102", "is not vllm 0.33.0"),
+        ("vllm-0.33.0-cp311-cp311-linux_x86_64.whl", "gfx1102", "does not run on"),
+        ("vllm-0.33.0-cp312-cp312-linux_x86_64.whl", "gfx1103", "is made for gfx1103, not for gfx1102"),
+        ("vllm-0.33.0-cp312-cp312-linux_x86_64.whl", "", "is made for no GPU"),
+        ("vllm-0.33.0-cp312-cp312-linux_x86_64.whl", "text", "is no wheel"),
+        ("torch-2.13.0-cp312-cp312-linux_x86_64.whl", "gfx1102", "makes no torch from sources"),
+        ("missing-1.0-py3-none-any.whl", "", "can't be read"),
     ],
 )
-def test_wheels_that_are_not_the_made_one(tmp_path: Path, name: str, told: str) -> None:
+def test_wheels_that_are_not_the_made_one(tmp_path: Path, name: str, code: str, told: str) -> None:
     own = profile.load(ROOT, "gfx1102").profile
     locked = lock.parse(lock.committed(ROOT, "gfx1102"))
-    if not name.startswith("missing"):
-        (tmp_path / name).write_bytes(b"x")
+    if code == "text":
+        (tmp_path / name).write_text("no wheel", encoding="utf-8")
+    elif not name.startswith("missing"):
+        make_wheel(tmp_path / name, code)
     with pytest.raises(InputError, match=told):
         madewheels.adopt(tmp_path / "state", own, locked.wheels, [tmp_path / name])
     assert not wheelhouse(tmp_path / "state").exists()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from warmstart import profile, schema
-from warmstart.errors import ProfileError, UnknownArch
+from warmstart.errors import ProfileError, UnknownArch, UsageError
 
 ROOT = Path(__file__).parents[2]
 
@@ -106,7 +106,7 @@ def test_a_choice_replaces_a_wheel_and_adds_its_index() -> None:
 
 
 def test_an_unknown_choice_is_refused() -> None:
-    with pytest.raises(ProfileError, match="no choice 'upstrem'") as caught:
+    with pytest.raises(UsageError, match="no choice 'upstrem'") as caught:
         profile.choose(profile.load(ROOT, "cpu").profile, "upstrem")
     assert caught.value.hint == "it has upstream"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from warmstart import cuts, lock, profile
-from warmstart.errors import ProfileError
+from warmstart.errors import ProfileError, UsageError
 from warmstart.schema import Profile
 
 ROOT = Path(__file__).parents[2]
@@ -161,7 +161,7 @@ def test_source_lanes_build_vllm_and_say_with_what() -> None:
 
 
 def test_a_lane_that_is_not_offered_is_refused() -> None:
-    with pytest.raises(ProfileError) as caught:
+    with pytest.raises(UsageError) as caught:
         profile.load(ROOT, "gfx1102", "wheel")
     assert "source, vendor" in caught.value.hint
 
