@@ -22,6 +22,7 @@ import pytest
 
 from warmstart import cuts, profile
 from warmstart import lock as locks
+from warmstart.errors import Unreachable
 
 ROOT = Path(__file__).parents[2]
 OWN = ROOT / ".warmstart" / "rehearsal"
@@ -37,7 +38,10 @@ Edit = Callable[[Path], None]
 
 def build(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, str(root / "build.py"), *words]
-    return subprocess.run(argv, cwd=root, env=ENV, capture_output=True, text=True, timeout=900, check=False)
+    done = subprocess.run(argv, cwd=root, env=ENV, capture_output=True, text=True, timeout=900, check=False)
+    if done.returncode == Unreachable.code and "which has the packages of noble" in done.stderr:
+        pytest.skip("Ubuntu's archive does not answer here, so there is no base with the Python of AMD's wheels")
+    return done
 
 
 def images(pattern: str) -> set[str]:
