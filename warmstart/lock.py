@@ -110,21 +110,20 @@ def read(root: Path, state: Path, profile: Profile, dropped: tuple[str, ...], *,
 
     With `frozen` only a resolved, committed lock will do. Raises LockMissing, LockMismatch, LockNotResolved.
     """
-    arch, path = profile.arch, committed(root, profile.slug)
+    path = committed(root, profile.slug)
     if not path.is_file():
-        lane = f" ARGS='--lane {profile.lane}'" if profile.default_lane else ""
-        raise LockMissing(f"arch/{path.name} is missing", hint=f"make lock ARCH={arch}{lane}")
+        raise LockMissing(f"arch/{path.name} is missing", hint=profile.lock_command)
     lock = validate(parse(path), profile)
     if lock.profile != wanted(profile, dropped):
         raise LockMismatch(
             f"arch/{path.name} was made for another profile: {_difference(lock, profile)}",
-            hint=f"make lock ARCH={arch}",
+            hint=profile.lock_command,
         )
     if frozen:
         if lock.state == "pins":
             raise LockNotResolved(
                 f"arch/{path.name} holds versions without hashes",
-                hint=f"on a machine that reaches the vendor's index: make lock ARCH={arch}",
+                hint=f"on a machine that reaches the vendor's index: {profile.lock_command}",
             )
         return lock
     newer = relocked(state, profile.slug)

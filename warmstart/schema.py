@@ -166,6 +166,11 @@ class Profile(_Table, frozen=True, kw_only=True):
         """The arch, and the lane where it is not the arch's own: the name of its lock and its tag."""
         return f"{self.arch}.{self.lane}" if self.default_lane else self.arch
 
+    @property
+    def lock_command(self) -> str:
+        """What makes its lock anew, for hints."""
+        return f"make lock ARCH={self.arch}" + (f" ARGS='--lane {self.lane}'" if self.default_lane else "")
+
 
 def json_schema() -> str:
     """The JSON Schema of a merged profile, for editors: the text of `arch/schema.json`."""

@@ -55,7 +55,7 @@ def fetch(profile: Profile, wheels: Sequence[Wheel], wheelhouse: Path) -> None:
     if here := [w for w in wanted if w.source == MADE]:
         raise Unreachable(
             f"{_names(here)} was made from sources on another machine and is offered by no index",
-            hint=f"put {here[0].file} into {wheelhouse}, or make lock ARCH={profile.arch} to make it here",
+            hint=f"put {here[0].file} into {wheelhouse}, or {profile.lock_command} to make it here",
         )
     _sweep(wheelhouse)
     # pip downloads to a temporary place and copies from there, so both exist for a while.
