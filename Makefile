@@ -2,6 +2,7 @@
 # milliseconds when it is.
 #   ARCH=gfx1151      the arch; without it the GPU found here, else cpu
 #   FILE=vllm.log     the file that phases and render -o take
+#   PRESET=NAME       the preset of a model: `make presets` lists all
 #   ARGS="--json"     more flags for build.py
 #   MARK="not net"    which tests pytest picks
 ARCH ?=
@@ -44,10 +45,36 @@ rehearse: ready-all    ## build and test an arch's image with stand-ins for what
 	@$(build) rehearse $(ARCH) $(ARGS)
 patches-check: ready   ## apply all patches to the sources they are for
 	@$(build) patches-check $(ARGS)
+seed:    ready-engine  ## caches as images: DO=make (ARCH), push, pull, verify (REF=the seed's name), ls
+	@$(build) seed $(or $(DO),ls) $(if $(REF),$(REF) $(if $(ARCH),--arch $(ARCH)),$(ARCH)) $(ARGS)
 prune:   ready-engine  ## free old images, caches and build caches
 	@$(build) prune $(ARGS)
+bench-doctor: ready-engine ## is the GPU's clock to be trusted, by which kernels are tuned
+	@$(build) bench-doctor $(ARCH) $(ARGS)
+doctor:  ready         ## what is wrong with this machine for an image, with a remedy each (ARGS='--image REF')
+	@$(build) doctor $(ARGS)
 phases:  ready         ## a saved vLLM log as phases with seconds (FILE=vllm.log)
 	@$(if $(FILE),,$(error which log? make phases FILE=vllm.log))$(build) phases $(FILE) $(ARGS)
+presets: ready         ## presets of models, or one of them whole (PRESET=…)
+	@$(build) presets $(PRESET) $(ARGS)
+emit:    ready         ## a preset as a file: KIND=quadlet, compose, llama-swap or distrobox (PRESET=…, FILE=…)
+	@$(if $(KIND),,$(error which kind? make emit KIND=quadlet PRESET=…))$(build) emit $(KIND) $(PRESET) $(if $(FILE),-o $(FILE)) $(ARGS)
+
+# ---- engines ------------------------------------------------------------------------------------------------------
+up:      ready-engine  ## serve a model, its phases shown until it is ready (PRESET=…, ARGS='--set key=value')
+	@$(if $(PRESET),,$(error which preset? make presets lists all))$(build) up $(PRESET) $(ARGS)
+down:    ready-engine  ## stop an engine, and see that its memory came back
+	@$(build) down $(PRESET) $(ARGS)
+status:  ready         ## engines, devices and memory
+	@$(build) status $(ARGS)
+logs:    ready         ## an engine's log (ARGS=-f to follow it)
+	@$(build) logs $(PRESET) $(ARGS)
+exec:    ready-engine  ## a command in an engine's container (CMD='vllm --version', PRESET=…)
+	@$(build) exec $(PRESET) -- $(CMD)
+watch:   ready-engine  ## watch an engine's memory until it ends; up starts this by itself (PRESET=…)
+	@$(build) watch $(PRESET) $(ARGS)
+gpu-check: ready-engine ## launch a kernel in the image: does the GPU run its device code?
+	@$(build) gpu-check $(ARCH) $(ARGS)
 
 # ---- this project -------------------------------------------------------------------------------------------------
 test:    ready-all     ## everything: lint, types, unit, engine and image tests

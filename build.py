@@ -18,7 +18,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from warmstart import cli
+from warmstart import cli, controls, seedverb
 
 if TYPE_CHECKING:
     from warmstart.cuts import Cuts
@@ -174,11 +174,116 @@ def size(args: Namespace) -> int:
     return 0
 
 
+def doctor(args: Namespace) -> int:
+    """What is wrong with this machine, and how to mend it. The exit code is that of the worst finding."""
+    from warmstart import doctor
+
+    report = doctor.examine(ROOT, STATE, Path(args.root), args.image)
+    cli.show(args, report, doctor.text(report))
+    return doctor.code(report)
+
+
 def phases(args: Namespace) -> int:
     from warmstart import phases
 
     record = phases.read_file(Path(args.file))
     return cli.show(args, record, phases.table(record))
+
+
+def bench_doctor(args: Namespace) -> int:
+    """Is the device's clock to be trusted? Verdicts are made by it."""
+    from warmstart import benchdoctor, probe, profile, report
+
+    caps = probe.probe(STATE)
+    ref = args.image or report.read(STATE, cli.arch(args.arch, profile.archs(ROOT))).image_id
+    told = benchdoctor.examine(caps, ref)
+    return 0 if args.dry_run else cli.show(args, told, told["verdict"])
+
+
+def presets(args: Namespace) -> int:
+    from warmstart import presetlist, presets
+
+    if args.preset:
+        one = presets.load(ROOT, args.preset, presets.sets(args.set))
+        return cli.show(args, presets.masked(one), presetlist.one(one))
+    rows = presetlist.rows(ROOT)
+    return cli.show(args, {"presets": rows}, presetlist.text(rows))
+
+
+def emit(args: Namespace) -> int:
+    """The run line of a preset as a file of another program."""
+    from warmstart import emit, presets
+
+    text = emit.emit(ROOT, STATE, args.kind, args.preset, presets.sets(args.set), args.arch)
+    return cli.write(args.output, text) if args.output else cli.show(args, {args.kind: text}, text.rstrip("\n"))
+
+
+def up(args: Namespace) -> int:
+    """Serve a model: from here on images are used."""
+    from warmstart import control, phases, presets, probe
+
+    ask = control.Ask(
+        stop=tuple(args.stop), force=args.force, detach=args.detach, profile=args.profile, silence=args.silence
+    )
+    engine = control.up(ROOT, STATE, probe.probe(STATE), args.preset, presets.sets(args.set), ask)
+    table = f"{phases.table(engine.record)}\n" if engine.record else ""
+    return 0 if args.dry_run else cli.show(args, engine, f"{table}{engine.preset}: {engine.url}")
+
+
+def down(args: Namespace) -> int:
+    from warmstart import probe, stopping
+
+    stopped = stopping.down(STATE, probe.probe(STATE), args.preset)
+    return 0 if args.dry_run else cli.show(args, {"stopped": stopped}, f"stopped {', '.join(stopped)}")
+
+
+def status(args: Namespace) -> int:
+    from warmstart import engines
+
+    told = engines.status(STATE)
+    return cli.show(args, told, engines.text(told))
+
+
+def logs(args: Namespace) -> int:
+    from warmstart import engines
+
+    engines.show_log(STATE, args.preset, follow=args.follow)
+    return 0
+
+
+def exec_(args: Namespace) -> int:
+    from warmstart import engine, engines, probe
+
+    preset, command = engines.split(args.words)
+    engines.execute(STATE, preset, command, engine.environment(probe.probe(STATE)))
+    return 0
+
+
+def gpu_check(args: Namespace) -> int:
+    from warmstart import gpucheck, probe
+
+    found = gpucheck.check(ROOT, probe.probe(STATE), args.arch)
+    return 0 if args.dry_run else cli.show(args, found, gpucheck.text(found))
+
+
+def watch(args: Namespace) -> int:
+    from warmstart import probe, watcher
+
+    told = watcher.watch(ROOT, STATE, probe.probe(STATE), args.preset, keep_record=args.record)
+    return cli.show(args, {"ended": told}, told)
+
+
+def seed(args: Namespace) -> int:
+    """Caches as images, so that another machine's first start is a warm one."""
+    from warmstart import presets, profile
+
+    def planned(arch: str) -> Plan:
+        return plan_of(Namespace(**{**vars(args), "arch": arch}))[1]
+
+    preset = presets.load(ROOT, args.preset) if args.preset else None
+    served = presets.command(preset) if preset else [""]
+    told = seedverb.do(args, STATE, lambda arch: cli.arch(arch, profile.archs(ROOT)), planned, served)
+    return 0 if args.dry_run else cli.show(args, told, seedverb.text(args, told))
 
 
 def prune(args: Namespace) -> int:
@@ -200,6 +305,7 @@ DEVICE = (
     },
 )
 FROZEN = ("--frozen", {"action": "store_true", "help": "from the committed, resolved lock or not at all"})
+SET = ("--set", {"action": "append", "default": [], "metavar": "KEY=VALUE", "help": "over the preset"})
 VERBS: cli.Verbs = {
     "archs": (archs, "all archs: lane, versions, validated on hardware or not", ()),
     "plan": (plan, "what would be built, and which file set each value", (ARCH, LANE, FROZEN)),
@@ -264,7 +370,44 @@ VERBS: cli.Verbs = {
     ),
     "size": (size, "size by layer and component, against the budget", (ARCH, LANE)),
     "patches-check": (patches_check, "apply all patches to the sources they are for", ()),
+    "doctor": (
+        doctor,
+        "what is wrong with this machine for an image, with a remedy each",
+        (
+            ("--image", {"default": "", "help": "an image by reference; default: the one that this machine would get"}),
+            ("--root", {"default": "/", "help": "a folder with the sys, proc, dev and etc of another machine"}),
+        ),
+    ),
     "phases": (phases, "a saved vLLM start log as phases with seconds", (("file", {"help": "the log"}),)),
+    "bench-doctor": (
+        bench_doctor,
+        "is the device's clock to be trusted, by which kernels are tuned",
+        (ARCH, ("--image", {"default": "", "help": "an image by reference or id, instead of the last build"})),
+    ),
+    "presets": (
+        presets,
+        "all presets, or one of them whole",
+        (("preset", {"nargs": "?", "default": "", "help": "a preset; without one all are listed"}), SET),
+    ),
+    "emit": (
+        emit,
+        "a preset as a file for Quadlet, compose, llama-swap or distrobox",
+        (
+            ("kind", {"choices": ("quadlet", "compose", "llama-swap", "distrobox"), "help": "what the file is for"}),
+            ("preset", {"nargs": "*", "help": "a preset; llama-swap takes several, without one all for the arch"}),
+            SET,
+            ("--arch", {"default": "", "help": "the arch of the machine with the file; default: this one's"}),
+            ("-o", {"dest": "output", "default": "", "help": "a file"}),
+        ),
+    ),
+    "up": (up, "serve a preset's model, its phases shown until it is ready", controls.UP),
+    "down": (down, "stop an engine, and see that its memory came back", controls.DOWN),
+    "status": (status, "engines, devices and memory", ()),
+    "logs": (logs, "an engine's log", controls.LOGS),
+    "exec": (exec_, "run a command in an engine's container", controls.EXEC),
+    "gpu-check": (gpu_check, "launch a kernel in the image: does the GPU run its device code?", (ARCH,)),
+    "watch": (watch, "watch an engine's memory until it ends (`up` starts this)", controls.WATCH),
+    "seed": (seed, "caches as images: make, push, pull, verify, ls", seedverb.OPTIONS),
     "prune": (prune, "free old images, layers and caches of warmstart", ()),
 }
 

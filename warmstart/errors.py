@@ -144,6 +144,116 @@ class CommandFailed(WarmstartError):
     meaning = "a tool that warmstart called failed"
 
 
+class SeedMismatch(WarmstartError):
+    code = 60
+    meaning = "the seed is for another image, arch or GPU, or is no seed"
+
+
+class SeedDamaged(WarmstartError):
+    code = 61
+    meaning = "the seed is not what was made: a digest or its list of files differs"
+
+
+class SeedUnsafe(WarmstartError):
+    code = 62
+    meaning = "the seed holds something that no seed may hold"
+
+
+class NothingToSeed(WarmstartError):
+    code = 63
+    meaning = "there is no cache, or no seed, to work with"
+
+
+class RegistryRefused(WarmstartError):
+    code = 64
+    meaning = "the registry answers, but has no such image or doesn't allow it"
+
+
+class UnknownPreset(WarmstartError):
+    code = 70
+    meaning = "no preset of that name"
+
+
+class PresetError(WarmstartError):
+    code = 71
+    meaning = "a preset, or --set, has an unknown key or flag or a bad value"
+
+
+class PresetUnfit(WarmstartError):
+    code = 72
+    meaning = "the preset is for another arch, or is known not to work"
+
+
+class HostWarnings(WarmstartError):
+    code = 73
+    meaning = "doctor: nothing worse than a warning"
+
+
+class HostFaults(WarmstartError):
+    code = 74
+    meaning = "doctor: something on this machine is wrong"
+
+
+class HostUnreadable(WarmstartError):
+    code = 75
+    meaning = "doctor: nothing wrong was found, but something could not be read"
+
+
+class MemoryShort(WarmstartError):
+    code = 76
+    meaning = "the model does not fit in the memory that is free"
+
+
+class MemoryPressure(WarmstartError):
+    code = 77
+    meaning = "the engine was stopped before it made the machine stall"
+
+
+class DeviceHeld(WarmstartError):
+    code = 80
+    meaning = "another engine or program holds the device"
+
+
+class PortTaken(WarmstartError):
+    code = 81
+    meaning = "another program listens on the port"
+
+
+class ModelMissing(WarmstartError):
+    code = 82
+    meaning = "the model is not there, or may not be fetched"
+
+
+class StartFailed(WarmstartError):
+    code = 83
+    meaning = "the engine ended before it was ready"
+
+
+class EngineStopped(WarmstartError):
+    code = 84
+    meaning = "the engine was stopped or removed while it started"
+
+
+class NoEngine(WarmstartError):
+    code = 85
+    meaning = "no such engine runs"
+
+
+class MemoryKept(WarmstartError):
+    code = 86
+    meaning = "the engine is gone, but the device's memory did not come back"
+
+
+class ClockDoubtful(WarmstartError):
+    code = 78
+    meaning = "the device's clock can't be trusted: verdicts measured by it are doubtful"
+
+
+class NoDevice(WarmstartError):
+    code = 79
+    meaning = "there is no GPU that the image can use"
+
+
 class Interrupted(WarmstartError):
     code = 130
     meaning = "stopped by Ctrl-C"
@@ -167,7 +277,7 @@ def markdown() -> str:
         "# Exit codes\n\nGenerated from `warmstart/errors.py` by `python -m warmstart.errors`.\n\n"
         f"| code | error | meaning |\n|---|---|---|\n{rows}\n\n"
         "`make` itself always ends with 2; these are the codes of `.venv/bin/python build.py`. An image's entry point "
-        "ends\nwith 64 for a machine without a GPU of the image's arch, 65 for a cache volume that can't be written, "
+        "ends\nwith 64 for a machine without a GPU of the image's arch, 65 where there is no place for caches, "
         "127 for a command\nthat is not there, else with the code of the command.\n"
     )
 

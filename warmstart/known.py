@@ -63,6 +63,16 @@ class Gone(_Table, frozen=True):
     instead: str
 
 
+class Needed(_Table, frozen=True):
+    """A variable that newer vLLM sets itself, and older ones leave to the image."""
+
+    name: str
+    value: str
+    before: str  # the version that sets it
+    why: str
+    link: str
+
+
 class Known(_Table, frozen=True):
     """The content of rules.toml."""
 
@@ -73,6 +83,7 @@ class Known(_Table, frozen=True):
     rocm: tuple[Oldest, ...]
     baked: tuple[Baked, ...]
     gone: tuple[Gone, ...]
+    needed: tuple[Needed, ...]
 
 
 Number = Annotated[str, msgspec.Meta(pattern=r"^\d+(\.\d+)*((a|b|rc)\d+)?(\.post\d+)?(\.dev\d+)?$")]

@@ -150,8 +150,9 @@ def _printable(text: str) -> str:
 
 
 def _print(text: str) -> None:
+    clear = "\r\033[K" if _running else ""  # the live line, which is drawn again
     with contextlib.suppress(OSError, ValueError):  # nobody reads it: no reason to fail
-        print(text, file=sys.stderr, flush=True)
+        print(f"{clear}{text}", file=sys.stderr, flush=True)
 
 
 def _in_github() -> bool:

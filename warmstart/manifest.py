@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import quote
 
+import msgspec
+
 from warmstart.lock import PIP, Package
 from warmstart.plan import Plan
 from warmstart.profile import BUILDER
@@ -21,6 +23,7 @@ def manifest(plan: Plan) -> dict[str, Any]:
         "versions": plan.versions,
         "env": plan.env,
         "caches": plan.caches,
+        "volume": msgspec.to_builtins(plan.volume),
         "serve": plan.profile.serve,
         "patches": plan.patches,
         "inputs": plan.inputs,

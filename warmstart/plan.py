@@ -9,40 +9,23 @@ from __future__ import annotations
 import hashlib
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 
 from warmstart import lock as locks
-from warmstart import patches, toml
+from warmstart import patches, volume
 from warmstart.cuts import VENV, Cuts
 from warmstart.lock import Lock, LockedBase, Package, Wheel
 from warmstart.profile import BUILDER, NOT_IN_IMAGE, Loaded, Profile
+from warmstart.volume import CacheTable, Volume
 
 HOME = "/opt/warmstart"  # our own files inside the image
 
 # The benchmark function that makes verdicts: those of another version are not comparable.
 BENCH = ("warmstart_bench.py", "warmstart_device.py")
-
-
-Place = Annotated[str, msgspec.Meta(pattern=r"^/?[a-z0-9_-]+(/[a-z0-9_-]+)*$")]
-
-
-class Cache(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One cache of caches.toml: its folder below the cache key, and the variables that name it."""
-
-    name: Place
-    path: Place
-    env: tuple[str, ...]
-    lanes: tuple[str, ...] = ()
-
-
-class CacheTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """caches.toml."""
-
-    volume: Place
-    models: Place
-    cache: tuple[Cache, ...]
+# What compiles the kernels of a record in the build.
+REPLAY = ("replay.py", "compilers.py", "standin.py", "verdicts.py", "bans.toml")
 
 
 class PlannedBase(msgspec.Struct, frozen=True):
@@ -80,7 +63,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     env: dict[str, str]
     labels: dict[str, str]
     patches: dict[str, tuple[str, ...]]  # component → patch files in the order of its series
+    records: tuple[str, ...] = ()  # files of caches/records/ whose kernels are compiled in the build
     caches: dict[str, str]  # cache name → directory on the volume
+    volume: Volume  # what the start script does with it
     cuts: Cuts
     wheels: tuple[Wheel, ...]
     packages: dict[str, tuple[Package, ...]]  # layer → distribution packages that it has beyond the base's
@@ -96,7 +81,7 @@ def make(root: Path, loaded: Loaded, lock: Lock, cuts: Cuts, *, device: bool = F
     With `device` the build has the GPU: aiter's core, where the image has it, is proven on it.
     """
     profile = loaded.profile
-    caches = _caches(root, profile)
+    caches = volume.table(root, profile)
     chosen = {name: patches.selected(root, name, profile) for name in profile.patches}
     inputs = _inputs(root, profile, lock, cuts, chosen)
     key = f"{profile.arch}-{locks.digest(_cache_inputs(root, profile, lock, inputs))[:12]}"
@@ -116,13 +101,15 @@ def make(root: Path, loaded: Loaded, lock: Lock, cuts: Cuts, *, device: bool = F
         env=_env(profile, caches, directories),
         labels={},
         patches=chosen,
+        records=records(root, profile),
         caches=directories,
+        volume=volume.settings(caches, directories),
         cuts=cuts,
         wheels=lock.wheels,
         packages=lock.packages,
         aiter="device" if device and profile.aiter.mode == "core" else profile.aiter.mode,
         inputs=inputs,
-        steps=_steps(profile, chosen),
+        steps=_steps(root, profile, chosen),
         profile=profile,
     )
     return _named(plan)
@@ -148,9 +135,13 @@ def _inputs(root: Path, profile: Profile, lock: Lock, cuts: Cuts, chosen: dict[s
         "Containerfile.j2": tree_digest(root / "Containerfile.j2"),
         **{f"image/{f.name}": tree_digest(f) for f in sorted((root / "image").iterdir()) if f.is_file()},
         "sitecustomize": tree_digest(root / "sitecustomize"),
-        "caches": tree_digest(root / "caches"),
+        # A new record changes what is replayed, in images of its arch alone.
+        "caches": tree_digest(*(f for f in sorted((root / "caches").iterdir()) if f.is_file())),
         "lock/base": locks.digest(msgspec.to_builtins(lock.base)),
     }
+    if found := records(root, profile):
+        inputs["records"] = tree_digest(*(root / "caches" / "records" / name for name in found))
+        inputs["replay"] = tree_digest(*(root / "caches" / name for name in REPLAY))
     if profile.aiter.mode != "off":
         inputs["arch/aiter.toml"] = tree_digest(root / "arch" / "aiter.toml")
     for layer, packages in lock.packages.items():
@@ -162,6 +153,14 @@ def _inputs(root: Path, profile: Profile, lock: Lock, cuts: Cuts, chosen: dict[s
     for component, files in chosen.items():
         inputs[f"patches/{component}"] = tree_digest(*(root / "patches" / component / f for f in files))
     return inputs
+
+
+def records(root: Path, profile: Profile) -> tuple[str, ...]:
+    """Names of the records of kernels and verdicts that an image of this arch is built with (caches/records/)."""
+    if not profile.versions.triton:
+        return ()
+    files = (root / "caches" / "records").glob(f"{profile.arch}*.json")
+    return tuple(sorted(f.name for f in files if f.stem.partition("-")[0] == profile.arch))
 
 
 def layers(profile: Profile) -> tuple[str, ...]:
@@ -204,13 +203,6 @@ def _cache_inputs(root: Path, profile: Profile, lock: Lock, inputs: dict[str, st
     }
 
 
-def _caches(root: Path, profile: Profile) -> CacheTable:
-    """caches.toml, less what is for other lanes. Raises ProfileError."""
-    table = toml.read(root / "caches" / "caches.toml", CacheTable)
-    chosen = tuple(c for c in table.cache if not c.lanes or profile.lane in c.lanes)
-    return msgspec.structs.replace(table, cache=chosen)
-
-
 def _env(profile: Profile, caches: CacheTable, directories: dict[str, str]) -> dict[str, str]:
     """The ENV table of the image: paths, caches, then the profile's own, which wins."""
     env = {
@@ -220,17 +212,22 @@ def _env(profile: Profile, caches: CacheTable, directories: dict[str, str]) -> d
         "HF_HOME": caches.models,
         "WARMSTART_CACHES": ":".join(sorted(directories.values())),
     }
+    if profile.versions.triton:
+        env |= {"TRITON_CACHE_MANAGER": "warmstart_cache:SeededCacheManager", "WARMSTART_SEED": f"{HOME}/seed"}
     if profile.device and profile.device.llc_mib:
         env["WARMSTART_LLC_MIB"] = f"{profile.device.llc_mib:g}"  # what a benchmark of a kernel has to flush
+    if profile.device and profile.device.unified_memory:
+        env["WARMSTART_DROP_PAGES"] = "1"  # weights would be in memory twice
     for cache in caches.cache:
         env |= dict.fromkeys(cache.env, directories[cache.name])
     return dict(sorted((env | profile.env).items()))
 
 
-def _steps(profile: Profile, chosen: dict[str, tuple[str, ...]]) -> tuple[str, ...]:
+def _steps(root: Path, profile: Profile, chosen: dict[str, tuple[str, ...]]) -> tuple[str, ...]:
     patched = ("patched",) if any(chosen.values()) else ()
     modules = ("aiter-modules",) if profile.aiter.mode != "off" else ()
-    return ("os", *layers(profile), *modules, *patched, "runtime")
+    kernels = ("kernels",) if records(root, profile) else ()
+    return ("os", *layers(profile), *modules, *patched, *kernels, "runtime")
 
 
 def _base_ref(profile: Profile, lock: Lock, key: str) -> str:
@@ -284,5 +281,6 @@ def _labels(plan: Plan, plan_id: str) -> dict[str, str]:
         f"{own}wave": str(device.wave) if device else "",
         f"{own}min-kernel": device.min_kernel if device else "",
         f"{own}bad-firmware": ",".join(device.bad_firmware) if device else "",
+        "com.github.containers.toolbox": "true",  # toolbox and distrobox take images with this label alone
     }
     return dict(sorted(labels.items()))

@@ -157,6 +157,12 @@ def _gone_variable(p: Profile, known: Known) -> Iterator[Values]:
             yield {"name": row.name, "instead": row.instead}
 
 
+def _needed_variable(p: Profile, known: Known) -> Iterator[Values]:
+    for row in known.needed:
+        if row.name not in p.env and _within(p.versions.vllm, f"<{row.before}"):
+            yield {"name": row.name, "value": row.value, "before": row.before, "why": row.why, "link": row.link}
+
+
 def _frozen_index(p: Profile, known: Known) -> Iterator[Values]:
     for index in p.wheels.indexes:
         if re.search(known.data.frozen_index, index.url):

@@ -2,7 +2,7 @@
 
 Each command runs in a small explicit environment, is echoed with --debug, can be recorded instead of run
 (--dry-run), and leaves a log and a replay script behind when it fails. It never outlives us: a signal to us
-stops its whole process group, and when we are killed the kernel stops it.
+stops its whole process group, and when we are killed the kernel stops it. The one exception says so: `detach`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
 
 import msgspec
 
-from warmstart import log, signals
+from warmstart import log, masking, signals
 from warmstart.errors import CommandFailed, EngineMissing
 
 # What a tool may see of our environment: where things are, who we are, how to reach the network, and the
@@ -127,6 +127,41 @@ def run(
     if code not in ok:
         raise _failure(words, whole, cwd, result, log_file)
     return result
+
+
+def detach(argv: Sequence[str | Path], *, log_file: Path, env: Mapping[str, str] | None = None) -> int:
+    """Start a process that outlives us, in a session of its own, its output in `log_file`; returns its pid.
+
+    Raises EngineMissing when the program isn't installed. With --dry-run it is only told, and the pid is 0.
+    """
+    words = [str(a) for a in argv]
+    log.debug("+ " + shlex.join(words) + " &")
+    if recorder.on:
+        recorder.commands.append(words)
+        log.info("would run in the background: " + shlex.join(words))
+        return 0
+    path = program(words[0])
+    if path is None:
+        raise EngineMissing(f"{words[0]} is not installed")
+    log_file.parent.mkdir(parents=True, exist_ok=True)
+    append = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    files = [
+        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_OPEN, 1, str(log_file), append, 0o600),
+        (os.POSIX_SPAWN_DUP2, 1, 2),
+    ]
+    unmask = signal.SIGINT, signal.SIGTERM
+    return os.posix_spawn(path, words, environment(env), file_actions=files, setsid=True, setsigdef=unmask)
+
+
+def become(argv: Sequence[str | Path], *, env: Mapping[str, str] | None = None) -> NoReturn:
+    """Let a command take the place of this process, terminal and all. Raises EngineMissing when it isn't installed."""
+    words = [str(a) for a in argv]
+    log.debug("+ exec " + shlex.join(words))
+    path = program(words[0])
+    if path is None:
+        raise EngineMissing(f"{words[0]} is not installed")
+    os.execve(path, words, environment(env))
 
 
 def program(name: str) -> str | None:
@@ -240,7 +275,7 @@ def _failure(
 
 
 def _replay(words: list[str], env: dict[str, str], cwd: Path | None) -> str:
-    # Proxy addresses can hold passwords, so the replay file takes them from the shell that runs it.
-    shown = {k: v for k, v in env.items() if "proxy" not in k.lower()}
+    # Proxy addresses can hold passwords, so the replay file takes them from the shell that runs it, and secrets too.
+    shown = {k: v for k, v in env.items() if "proxy" not in k.lower() and not masking.secret(k)}
     exports = "\n".join(f"export {k}={shlex.quote(v)}" for k, v in sorted(shown.items()))
     return f"#!/bin/sh\n{exports}\ncd {shlex.quote(str(cwd or Path.cwd()))} &&\nexec {shlex.join(words)}\n"

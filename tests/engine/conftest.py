@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import tarfile
 from collections.abc import Iterator
@@ -13,6 +14,10 @@ import pytest
 
 from warmstart import engine
 from warmstart.engine import Capabilities
+
+# A shell starts what is in the background with SIGINT ignored, and what ignores it passes that on to its children.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 EPOCH = 1_700_000_000
 PROGRAMS = "sh cat cp mkdir rm sleep head ls touch true false stat id mount".split()

@@ -1,4 +1,6 @@
-"""Rehearsals on the real engine: of one arch a family, and of trees in which one thing is broken.
+"""Rehearsals on the real engine: of a Radeon and an Instinct arch, and of trees in which one thing is broken.
+
+`make rehearse ARGS=--all` rehearses all archs.
 
 They use the machine's own image store and the checkout's `.warmstart/rehearsal`, where a base, wheels and layers may
 lie that would take minutes to make anew.
@@ -51,8 +53,8 @@ def images(pattern: str) -> set[str]:
     return set(subprocess.run(argv, env=env, capture_output=True, text=True, check=True).stdout.split("\n")) - {""}
 
 
-@pytest.mark.parametrize("arch", ["gfx1151", "gfx1100", "gfx1201", "gfx942"])
-def test_an_arch_of_each_family(arch: str) -> None:
+@pytest.mark.parametrize("arch", ["gfx1151", "gfx942"])
+def test_an_arch_of_each_line(arch: str) -> None:
     real = images("localhost/warmstart/vllm")
     done = build(ROOT, "rehearse", arch, "--json", "-q")
     assert done.returncode == 0, done.stderr

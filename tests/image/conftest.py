@@ -17,6 +17,7 @@ import pytest
 import testinfra
 from testinfra.host import Host
 
+from tests.image.server import Server, serve, tiny_model
 from warmstart import run
 from warmstart.cuts import VENV
 from warmstart.plan import Plan
@@ -72,6 +73,26 @@ def host(image: str) -> Iterator[Host]:
         yield testinfra.get_host(f"podman://{container}")
     finally:
         run.run(["podman", "rm", "--force", "--time", "0", container])
+
+
+@pytest.fixture(scope="session")
+def model(image: str) -> Iterator[str]:
+    """A volume that holds the tiny model."""
+    with tiny_model(image) as volume:
+        yield volume
+
+
+@pytest.fixture(scope="session")
+def server(image: str, model: str) -> Iterator[Server]:
+    """The first start, with an empty cache volume."""
+    cache = f"warmstart-cache-{os.getpid()}"
+    running = serve(image, model, cache)
+    try:
+        running.wait()
+        yield running
+    finally:
+        run.run(["podman", "rm", "--force", "--time", "5", running.container], ok=(0, 1))
+        run.run(["podman", "volume", "rm", "--force", cache])
 
 
 @pytest.fixture(scope="session")

@@ -101,6 +101,19 @@ def stop(server: Server) -> int:
     return int(code)
 
 
+def warm(image: str, model: str, cache: str, *, options: Sequence[str] = (), flags: Sequence[str] = ()) -> Any:
+    """Have caches/warm.py serve once more, on the volume of a first start with the same flags; what it found."""
+    done = run.run(
+        ["podman", "run", "--rm", "--init", "--network=none", "--cap-drop=all", "--security-opt=no-new-privileges"]
+        + ["--read-only", "--shm-size=1g", "--user", "4321:4321", "--volume", f"{model}:/models:ro"]
+        + ["--volume", f"{cache}:/cache", *options, "--entrypoint", "/opt/venv/bin/python", image]
+        + ["/opt/warmstart/caches/warm.py", "--second", "--", "/models/tiny", *FLAGS, *flags],
+        ok=(0, 1, 3),
+    )
+    assert done.stdout, done.stderr[-4000:]
+    return json.loads(done.stdout)
+
+
 def completion(server: Server) -> dict[str, Any]:
     answer = server.ask("/v1/completions", model="tiny", prompt=PROMPT, max_tokens=32, temperature=0, logprobs=5)
     choice = json.loads(answer)["choices"][0]

@@ -1,42 +1,24 @@
-"""The image serves: a tiny hybrid model (gated-delta-net and attention) made with the image's own Python."""
+"""The image serves: a tiny hybrid model (gated-delta-net and attention) made with the image's own Python.
+
+The server is stopped by test_warm.py, which comes next.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from tests.image.conftest import planned_arch
-from tests.image.server import PROMPT, Server, completion, serve, stop, tiny_model
-from warmstart import phases, run
+from tests.image.server import PROMPT, Server, completion
+from warmstart import phases
 from warmstart.plan import Plan
 
 if (arch := planned_arch()) not in {"", "cpu"}:
     pytest.skip(f"serving needs a {arch}: tests/device serves this image on the GPU", allow_module_level=True)
-
-
-@pytest.fixture(scope="module")
-def model(image: str) -> Iterator[str]:
-    """A volume that holds the tiny model."""
-    with tiny_model(image) as volume:
-        yield volume
-
-
-@pytest.fixture(scope="module")
-def server(image: str, model: str) -> Iterator[Server]:
-    """The first start, with an empty cache volume."""
-    cache = f"warmstart-cache-{os.getpid()}"
-    running = serve(image, model, cache)
-    try:
-        running.wait()
-        yield running
-    finally:
-        run.run(["podman", "rm", "--force", "--time", "5", running.container], ok=(0, 1))
-        run.run(["podman", "volume", "rm", "--force", cache])
 
 
 def test_the_same_question_brings_the_same_answer(server: Server) -> None:
@@ -70,16 +52,3 @@ def test_phases_explain_the_start(server: Server, plan: Plan) -> None:
     assert abs(sum(p.seconds for p in record.phases) - server.seconds) <= 0.05 * server.seconds + 1.0
     if folder := os.environ.get("WARMSTART_RECORDS"):
         Path(folder, "phases.json").write_bytes(msgspec.json.format(msgspec.json.encode(record)))
-
-
-def test_stop_is_clean_and_the_second_start_is_warm(server: Server, image: str, model: str) -> None:
-    """SIGINT ends it with code 0; the next start reads the cache and gives the same answer, bit for bit."""
-    before = completion(server)
-    assert stop(server) == 0
-    again = serve(image, model, server.volume)
-    try:
-        again.wait()
-        assert completion(again) == before
-        assert "Directly load AOT compilation" in again.log()  # nothing was compiled again
-    finally:
-        run.run(["podman", "rm", "--force", "--time", "5", again.container])

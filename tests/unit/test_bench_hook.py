@@ -490,7 +490,7 @@ def test_the_start_imports_nothing(hooks: Any) -> None:
 def test_every_row_leads_to_a_function(hooks: Any) -> None:
     for hook, module, file, function in hooks("warmstart_hooks").WAITING:
         assert hook.isidentifier()
-        assert module.startswith("triton.")
+        assert module.partition(".")[0] in hooks("warmstart_hooks").PACKAGES
         assert callable(getattr(hooks(file), function))
 
 

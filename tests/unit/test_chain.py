@@ -9,11 +9,17 @@ PACKAGE = Path(__file__).parents[2] / "warmstart"
 
 # In chain order (docs/architecture.md). A module may import those to its left.
 CHAIN = (
-    "early errors log signals run host toml schema profile lock cuts known rules patches plan hardware tables "
-    "gittree render explain manifest pipconf targets wheels solve pins aptconf mmdebstrap rootfs debs context "
+    "early errors masking log signals run host toml schema profile lock cuts known rules patches volume plan hardware "
+    "tables gittree render explain manifest pipconf targets wheels solve pins aptconf mmdebstrap rootfs debs context "
     "patchcheck containersconf proof probe failure leftovers engine inputs madewheels resolve report assemble "
     "logline phases verify elf archives "
-    "offers devicecode standins loopback reuse rehearsed rehearse cli"
+    "registry cachedir seedtiers seedlabels unpack seedfiles seedlayout seedplace seedstore seedmake seeds seedverb "
+    "offers devicecode standins loopback reuse rehearsed rehearse "
+    "flags presetfiles presets runline presetlist benchdoctor "
+    "gpus limits need sizes pressure guard "
+    "processes ports lease container starts diagnosis follow watchdog stacks startup holders outcome stopping "
+    "preflight engines control watcher gpucheck "
+    "findings checks_gpu checks_memory checks_access checks_engine checks_host doctor emit cli controls"
 ).split()
 
 

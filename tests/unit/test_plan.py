@@ -121,7 +121,7 @@ def test_every_part_of_the_tree_changes_the_id(tree: Path, part: str, cpu: Plan)
 
 
 def test_byte_code_and_time_of_the_tree_do_not(tree: Path, cpu: Plan) -> None:
-    (tree / "sitecustomize/__pycache__").mkdir()
+    (tree / "sitecustomize/__pycache__").mkdir(exist_ok=True)
     (tree / "sitecustomize/__pycache__/x.cpython-311.pyc").write_bytes(b"x")
     (tree / "image/start").touch()
     assert make(tree, profile.load(ROOT, "cpu")).plan_id == cpu.plan_id

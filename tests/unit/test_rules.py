@@ -48,6 +48,7 @@ def test_every_committed_profile_passes(arch: str, lane: str) -> None:
 
 OLD_INDEX = {"name": "old", "url": "https://rocm.nightlies.amd.com/v2/gfx1151/", "packages": ["vllm"]}
 GFX942 = real("gfx942").wheels.requires
+PINNED = {"GPU_PINNED_MIN_XFER_SIZE": "0"}
 
 BREAKS: list[tuple[str, str, dict[str, Any]]] = [
     ("slow-warm-up", "gfx1151", {"versions.vllm": "0.21.0"}),
@@ -75,6 +76,7 @@ BREAKS: list[tuple[str, str, dict[str, Any]]] = [
     ("wrong-wave", "gfx942", {"device.wave": 32}),
     ("gone-variable", "gfx1151", {"env": {"VLLM_ATTENTION_BACKEND": "TRITON_ATTN"}}),
     ("gone-variable", "gfx942", {"env": {"VLLM_ROCM_USE_AITER_PAGED_ATTN": "0"}}),
+    ("needed-variable", "gfx1201", {"versions.vllm": "0.31.0"}),
     ("frozen-index", "gfx1151", {"wheels.indexes": [OLD_INDEX]}),
     ("all-devices", "gfx1151", {"device.extra": "device-all"}),
     ("all-devices", "gfx942", {"wheels.requires": [*GFX942, "torch[device-all]"]}),
@@ -99,8 +101,9 @@ def test_every_rule_has_a_profile_that_breaks_it() -> None:
 
 def test_what_only_looks_like_a_break_passes() -> None:
     fine: list[tuple[str, dict[str, Any]]] = [
-        ("gfx1151", {"versions.vllm": "0.26.0"}),
-        ("gfx942", {"versions.vllm": "0.23.0"}),  # the slow warm-up is RDNA's
+        ("gfx1151", {"versions.vllm": "0.26.0", "env": PINNED}),
+        ("gfx942", {"versions.vllm": "0.23.0", "env": PINNED}),  # the slow warm-up is RDNA's
+        ("gfx1151", {"versions.vllm": "0.32.0"}),
         ("gfx1201", {"env": {"VLLM_ROCM_USE_AITER": "1"}}),  # vLLM has a switch for gfx12
         ("gfx1151", {"env": {"VLLM_ROCM_USE_AITER": "0"}}),
         ("gfx1151", {"versions.torchaudio": "2.11.0.2+rocm10.0.0"}),

@@ -25,7 +25,7 @@ def no_recording() -> Iterator[None]:
 def failure(
     code: int, *, stdout: str = "", stderr: str = "", log_file: Path | None = None
 ) -> tuple[str, str]:
-    env = {"PATH": "/bin", "https_proxy": "http://user:secret@proxy:3128", "A": "it's"}
+    env = {"PATH": "/bin", "https_proxy": "http://user:secret@proxy:3128", "A": "it's", "HF_TOKEN": "a secret"}
     told = run._failure(
         ["/usr/bin/buildah", "a b"], env, Path("/"), Result(stdout, stderr, code, 1.0), log_file
     )

@@ -1,42 +1,18 @@
-"""`image/start`, the image's entry point: GPUs, cache directories, flags and odd commands, up to the exec."""
+"""`image/start`, the entry point: GPUs, flags and odd commands, up to the exec. Caches: test_start_caches.py."""
 
 from __future__ import annotations
 
-import importlib.util
-import json
 import os
 import re
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
 
+from tests.unit.starting import TOLD, Gpu, Start, load
 from warmstart import cuts, host, lock, manifest, plan, profile
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = ROOT / "image" / "start"
-VARIABLES = "HIP_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES CUDA_VISIBLE_DEVICES WARMSTART_GPUS HF_HUB_OFFLINE".split()
 SERVE = {"attention-backend": "TRITON_ATTN", "max-num-batched-tokens": "8192", "no-fuss": ""}
-
-
-def load() -> Any:
-    """The script as a module."""
-    loader = SourceFileLoader("start", str(SCRIPT))
-    spec = importlib.util.spec_from_loader("start", loader)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    loader.exec_module(module)
-    return module
-
-
-class Gpu(NamedTuple):
-    """What the kernel tells of one GPU."""
-
-    version: int
-    location: int
-    domain: int = 0
-    unique: int = 0
 
 
 IGPU = Gpu(100306, 0x1400)  # gfx1036 of a desktop Ryzen, at 0000:14:00.0
@@ -46,63 +22,13 @@ STRIX = Gpu(110501, 0xC400)  # gfx1151 at 0000:c4:00.0
 MI300X = [Gpu(90402, 0x0500 + (i << 12), domain=i // 4, unique=0x1000 + i) for i in range(8)]
 
 
-class Ended(Exception):
-    """The command that the script became."""
-
-    def __init__(self, command: list[str]) -> None:
-        super().__init__(command)
-        self.command = command
-
-
-class Start:
-    """A start of an image for one arch on a made-up machine."""
-
-    def __init__(self, folder: Path, module: Any) -> None:
-        self.folder, self.module = folder, module
-        self.nodes = folder / "nodes"
-        self.caches = {
-            "triton": str(folder / "cache" / "key" / "triton"),
-            "vllm": str(folder / "cache" / "key" / "vllm"),
-        }
-
-    def machine(self, *gpus: Gpu, processors: int = 1, unreadable: int = 0) -> None:
-        """KFD's topology: processors first, then GPUs, then GPUs that this container may not use."""
-        for number, gpu in enumerate([Gpu(0, 0)] * processors + list(gpus)):
-            facts = {"simd_count": 64, "gfx_target_version": gpu.version, "location_id": gpu.location}
-            facts |= {"domain": gpu.domain, "unique_id": gpu.unique}
-            (self.nodes / str(number)).mkdir(parents=True)
-            (self.nodes / str(number) / "properties").write_text("".join(f"{k} {v}\n" for k, v in facts.items()))
-        for number in range(unreadable):
-            (self.nodes / str(90 + number) / "properties").mkdir(parents=True)  # also root can't read a folder
-
-    def __call__(self, arch: str, *command: str, serve: dict[str, str] | None = None) -> list[str]:
-        """Run the script; the command that it becomes."""
-        manifest = {"arch": arch, "caches": self.caches}
-        manifest |= {} if serve is None else {"serve": serve}
-        (self.folder / "manifest.json").write_text(json.dumps(manifest))
-        with pytest.raises(Ended) as ended:
-            self.module.main(list(command))
-        return ended.value.command
-
-
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
-    def execvp(file: str, args: list[str]) -> None:
-        assert file == args[0]
-        raise Ended(args)
-
-    module = load()
-    monkeypatch.setattr(module, "KFD_NODES", tmp_path / "nodes")
-    monkeypatch.setattr(module, "__file__", str(tmp_path / "start"))
-    monkeypatch.setattr(os, "execvp", execvp)
-    for name in VARIABLES:
-        monkeypatch.setenv(name, "")  # so that what the script sets is taken back
-        monkeypatch.delenv(name)
-    return Start(tmp_path, module)
+    return load(tmp_path, monkeypatch)
 
 
 def gpus_told() -> dict[str, str]:
-    return {name: os.environ[name] for name in VARIABLES if name in os.environ}
+    return {name: os.environ[name] for name in TOLD if name in os.environ}
 
 
 # --- GPUs -------------------------------------------------------------------------
@@ -156,8 +82,8 @@ def test_eight_equal_gpus_are_all_used_without_a_word(start: Start, capsys: pyte
 
 def test_addresses_are_those_of_the_host_module(start: Start) -> None:
     for gpu in (IGPU, R9700, Gpu(110000, 0x03FB, domain=0x10)):
-        assert start.module.pci_address(gpu.domain, gpu.location) == host._pci(gpu.domain, gpu.location)
-        assert start.module.target_name(gpu.version) == host.target_name(gpu.version)
+        assert start.gpus.pci_address(gpu.domain, gpu.location) == host._pci(gpu.domain, gpu.location)
+        assert start.gpus.target_name(gpu.version) == host.target_name(gpu.version)
 
 
 def test_what_a_container_may_not_use_is_no_gpu(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
@@ -200,7 +126,7 @@ def test_the_cpu_image_leaves_gpus_alone(start: Start) -> None:
 
 def refused(start: Start, arch: str, capsys: pytest.CaptureFixture[str]) -> str:
     with pytest.raises(SystemExit) as left:
-        start.module.settle_gpus(arch)
+        start.gpus.settle(arch)
     assert left.value.code == 64
     told = capsys.readouterr().err
     assert told.count("\n") == 1
@@ -269,27 +195,6 @@ def test_a_given_list_of_addresses_stands(start: Start, monkeypatch: pytest.Monk
     monkeypatch.setenv("WARMSTART_GPUS", "0000:99:00.0")
     start("gfx1201", "vllm", "serve")
     assert os.environ["WARMSTART_GPUS"] == "0000:99:00.0"
-
-
-# --- cache directories --------------------------------------------------------------
-
-
-def test_cache_directories_are_open_to_any_uid(start: Start) -> None:
-    start("cpu", "true")
-    for path in start.caches.values():
-        assert Path(path).stat().st_mode & 0o7777 == 0o1777
-    assert Path(start.caches["vllm"]).parent.stat().st_mode & 0o7777 == 0o1777
-
-
-def test_a_cache_that_cannot_be_written(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
-    (start.folder / "cache").write_text("a file")
-    (start.folder / "manifest.json").write_text(json.dumps({"arch": "cpu", "caches": start.caches}))
-    with pytest.raises(SystemExit) as left:
-        start.module.main(["vllm"])
-    assert left.value.code == 65
-    told = capsys.readouterr().err
-    assert told.count("\n") == 1
-    assert "mount a writable volume at /cache" in told
 
 
 # --- flags of the arch ----------------------------------------------------------------
@@ -416,7 +321,8 @@ def test_the_users_word_on_the_hub_stands(start: Start, monkeypatch: pytest.Monk
 
 
 def test_no_command(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
-    (start.folder / "manifest.json").write_text(json.dumps({"arch": "cpu", "caches": {}}))
+    start.caches = {}
+    start.manifest("cpu")
     with pytest.raises(SystemExit) as left:
         start.module.main([])
     assert left.value.code == 2
@@ -433,7 +339,8 @@ def test_what_cannot_be_started_is_told_in_one_line(
         raise FileNotFoundError(2, "No such file or directory")
 
     monkeypatch.setattr(os, "execvp", execvp)
-    (start.folder / "manifest.json").write_text(json.dumps({"arch": "cpu", "caches": {}, "serve": SERVE}))
+    start.caches = {}
+    start.manifest("cpu", serve=SERVE)
     with pytest.raises(SystemExit) as left:
         start.module.main(command)
     assert left.value.code == 127

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from warmstart import cuts, plan, profile, rules
+from warmstart import cuts, profile, rules, volume
 from warmstart.errors import ProfileError
 
 ROOT = Path(__file__).parents[2]
@@ -18,7 +18,7 @@ def _cuts(tree: Path) -> None:
 
 
 def _caches(tree: Path) -> None:
-    plan._caches(tree, profile.load(ROOT, "cpu").profile)
+    volume.table(tree, profile.load(ROOT, "cpu").profile)
 
 
 def _rules(tree: Path) -> None:

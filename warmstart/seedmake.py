@@ -1,0 +1,130 @@
+"""Making a seed: the caches of one cache key, packed as an image."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from warmstart import cachedir, log, run, seedfiles, seedlabels, seedlayout, seedplace, seedstore, seedtiers
+from warmstart.errors import InputError, NothingToSeed, UsageError
+from warmstart.plan import Plan
+from warmstart.probe import Capabilities, environment
+from warmstart.seedlabels import Facts
+from warmstart.seedstore import FOLDER, NAME, Seed
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """What `seed make` was asked for."""
+
+    source: str  # a volume or a folder of caches
+    tiers: tuple[str, ...] = ()  # none: what is there of kernels and verdicts, and of artefacts if a model is named
+    cu: int = 0
+    model: str = ""
+    flags: str = ""
+
+
+def make(state: Path, caps: Capabilities, plan: Plan, wanted: Wanted) -> Seed:
+    """Pack the caches of a plan's cache key into a seed, below `state` and in podman's storage.
+
+    Raises NothingToSeed, SeedUnsafe for a cache with secrets in it, InputError, UsageError.
+    """
+    top = cachedir.locate(caps, wanted.source)
+    top = top.parent if top.name == plan.cache_key else top
+    if plan.cache_key not in (found := cachedir.keys(top)):
+        others = f"it holds those of {', '.join(found)}; " if found else ""
+        hint = f"{others}serve something with the image first: make up"
+        raise NothingToSeed(f"{wanted.source} holds no caches of {plan.cache_key}", hint=hint)
+    with seedstore.work(state) as work, seedplace.cache(top, plan.cache_key) as key:
+        (work / "files").mkdir()
+        tiers = wanted.tiers or seedtiers.TIERS[: 3 if wanted.model else 2]
+        known = _host(key)
+        cu = _compute_units(key, plan.arch, known, wanted.cu) if set(tiers) & set(seedlabels.MACHINE) else 0
+        with log.step(f"seed: reading {', '.join(tiers)} of {plan.cache_key}"):
+            taken = seedfiles.take(key, plan.cache_key, tiers, cu, work / "files")
+        facts = _facts(plan, taken, wanted, cu, known)
+        if run.recorder.on:
+            log.info(f"would pack {len(taken.copies)} files into {NAME}:{seedlabels.tag(facts)}")
+        with log.step(f"seed: packing {len(taken.copies)} files"):
+            image = seedlayout.write(work / "layout", facts, taken.copies, plan.epoch)
+        folder = state / FOLDER / plan.cache_key / seedlabels.tag(facts)
+        if not run.recorder.on:
+            folder.parent.mkdir(exist_ok=True)
+            if folder.exists():
+                folder.rename(work / "old")
+            (work / "layout").rename(folder)
+    load(caps, folder, seedlabels.tag(facts))
+    return msgspec.structs.replace(seedstore.row(folder, image), files=len(taken.copies), left_out=taken.left_out)
+
+
+def load(caps: Capabilities, folder: Path, tag: str) -> None:
+    """Bring the seed of a layout into podman's storage, under our name for seeds; what had that name is removed."""
+    name = f"{NAME}:{tag}"
+    before = _image(caps, name)
+    words = run.run(["podman", "pull", "--quiet", f"oci:{folder}:{tag}"], env=environment(caps)).stdout.split()
+    image = words[-1] if words else tag
+    run.run(["podman", "tag", image, name], env=environment(caps))
+    found = _image(caps, name)
+    for other in found.get("RepoTags") or ():
+        if other.startswith(f"localhost{folder}"):  # podman names it by its place, too
+            run.run(["podman", "untag", image, other], env=environment(caps))
+    if before and before["Id"] != found.get("Id"):
+        run.run(["podman", "rmi", before["Id"]], env=environment(caps), ok=range(256))
+
+
+def _image(caps: Capabilities, name: str) -> dict[str, Any]:
+    """What podman knows of an image; empty without one."""
+    told = run.run(["podman", "image", "inspect", name], env=environment(caps), ok=(0, 125), always=True)
+    return dict(json.loads(told.stdout)[0]) if not told.code else {}
+
+
+def _facts(plan: Plan, taken: seedfiles.Taken, wanted: Wanted, cu: int, known: dict[str, list[str]]) -> Facts:
+    """Whom the files are for. Raises NothingToSeed when a tier that was asked for has none."""
+    kinds = [kind.tier for kind in map(seedtiers.kind, taken.copies) if kind]
+    tiers = seedtiers.ordered(kinds)
+    if missing := [tier for tier in wanted.tiers or ("any",) if tier not in tiers and (wanted.tiers or not tiers)]:
+        told = f"the caches of {plan.cache_key} have no complete {missing[0].replace('any', 'kernels or verdicts')}"
+        raise NothingToSeed(told, hint="serve something with the image first, and let it answer a request")
+    for_machine = set(tiers) & set(seedlabels.MACHINE)
+    more: dict[str, str | int] = {"cu": cu if for_machine else 0}
+    if "artefacts" in tiers:
+        if not wanted.model:
+            raise UsageError("artefacts are for one model and its flags", hint="--preset, or --model and --flags")
+        gpu = f"{plan.arch}, {cu} compute units" if cu else ""
+        more |= {"model": wanted.model, "flags": wanted.flags, "gpu": gpu, "cpu": ",".join(known["cpu"])}
+        if not known["cpu"]:
+            told = "the cache has no host.json, which says for which processor its machine code is"
+            raise InputError(told, hint="the image's entry point writes it: take a cache that it made")
+    if for_machine and not cu and plan.arch != "cpu":
+        told = f"nothing says how many compute units the GPU has that {' and '.join(sorted(for_machine))} are of"
+        raise UsageError(told, hint="--cu N; rocminfo shows it")
+    return seedlabels.of_plan(plan, tiers, **more)
+
+
+def _compute_units(key: int, arch: str, known: dict[str, list[str]], given: int) -> int:
+    """The number of compute units that verdicts and artefacts of this cache are of; 0 when nothing says it."""
+    if given or arch == "cpu":
+        return given
+    found = {int(gpu.partition(":")[2]) for gpu in known["gpus"] if gpu.partition(":")[0] == arch}
+    try:
+        with cachedir.opened(key, "verdicts") as folder:
+            found |= {seedtiers.cu(f"verdicts/{name}/") for name in cachedir.names(folder)}
+    except FileNotFoundError:
+        pass
+    found -= {0}
+    if len(found) > 1:
+        numbers = ", ".join(map(str, sorted(found)))
+        raise UsageError(f"the cache is of GPUs with {numbers} compute units", hint="--cu says which a seed is for")
+    return found.pop() if found else 0
+
+
+def _host(key: int) -> dict[str, list[str]]:
+    """What host.json says the cache was used on: instruction sets, and GPUs as `arch:compute units`."""
+    try:
+        told = json.loads(cachedir.content(key, seedplace.HOST) or b"{}")
+        gpus = [f"{gpu['arch']}:{int(gpu['cu'])}" for gpu in told.get("gpus", ())]
+        return {"cpu": [str(flag) for flag in told.get("cpu", ())], "gpus": gpus}
+    except (ValueError, LookupError, TypeError, AttributeError):
+        raise InputError("the cache's host.json is damaged", hint="the next start of the image makes it anew") from None

@@ -1,0 +1,126 @@
+"""The verb `seed`: its options, what each of its parts calls, and how the outcome is told."""
+
+from __future__ import annotations
+
+import shlex
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from warmstart import log
+from warmstart.errors import UsageError
+
+if TYPE_CHECKING:
+    from warmstart.plan import Plan
+    from warmstart.seedlabels import Here
+    from warmstart.seeds import Moved
+    from warmstart.seedstore import Seed
+
+VOLUME = "warmstart-cache"  # the name that the README gives the volume
+
+OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("do", {"nargs": "?", "default": "ls", "choices": ("make", "push", "pull", "verify", "ls"), "help": "what to do"}),
+    (
+        "what",
+        {
+            "nargs": "?",
+            "default": "",
+            "help": "make: an arch; push, pull, verify: a seed's tag or its name in a registry",
+        },
+    ),
+    (
+        "--from",
+        {"dest": "source", "default": VOLUME, "help": f"make: a volume or a folder of caches; default {VOLUME}"},
+    ),
+    ("--tier", {"default": "", "help": "make: kernels,verdicts,artefacts; default: what is there of the first two"}),
+    ("--preset", {"default": "", "help": "make: the preset whose model and flags the artefacts are of"}),
+    ("--model", {"default": "", "help": "make: the same without a preset"}),
+    ("--flags", {"default": "", "help": "make: the flags of vllm serve that go with --model"}),
+    ("--seed", {"default": "", "help": "push: the tag of a seed here; default: the tag that it goes to"}),
+    ("--into", {"default": VOLUME, "help": f"pull: a volume or a folder for caches; default {VOLUME}"}),
+    ("--arch", {"default": "", "help": "pull: the arch of the image; default: this machine's"}),
+    ("--cu", {"type": int, "default": 0, "help": "compute units of the GPU, when it isn't in this machine"}),
+    ("--lane", {"default": "", "help": "the lane of the image, where the arch offers several"}),
+)
+
+
+def do(args: Namespace, state: Path, arch: Callable[[str], str], plan: Callable[[str], Plan], served: list[str]) -> Any:
+    """Do what `args` asks for. `arch` settles an arch, `plan` makes its plan; `served`: a preset's model, flags."""
+    from warmstart import probe, seedlabels, seedmake, seeds, seedtiers
+
+    if args.do in {"push", "pull", "verify"} and not args.what:
+        raise UsageError(f"seed {args.do} what?", hint="a seed's tag (seed ls), or host/path:tag in a registry")
+    caps = probe.probe(state)
+
+    def here(name: str) -> Here:
+        return seeds.here(caps, plan(name), args.cu)
+
+    if args.do == "make":
+        model, *words = [args.model, *shlex.split(args.flags)] if args.model else served
+        wanted = seedmake.Wanted(
+            source=args.source,
+            tiers=seedtiers.tiers(args.tier),
+            cu=args.cu,
+            model=model,
+            flags=seedlabels.flags(words),
+        )
+        return seedmake.make(state, caps, plan(arch(args.what or args.arch)), wanted)
+    if args.do == "push":
+        return seeds.push(state, caps, args.what, args.seed)
+    if args.do == "pull":
+        return seeds.pull(state, caps, args.what, lambda: here(arch(args.arch)), args.into)
+    if args.do == "verify":
+        return seeds.verify(state, caps, args.what, here)
+    return {"seeds": seeds.ls(state, here)}
+
+
+def text(args: Namespace, told: Any) -> str:
+    """For people."""
+    if args.do == "ls":
+        return _table(told["seeds"])
+    return _made(told) if args.do == "make" else _moved(args.do, told)
+
+
+def _table(rows: list[Seed]) -> str:
+    from warmstart import tables
+
+    if not rows:
+        log.info("there are no seeds here: seed make makes one of a cache")
+        return ""
+    head = ["seed", "tiers", "CUs", "MB", "packed", "digest", "fits the image here"]
+    lines = [
+        [
+            row.seed,
+            ", ".join(row.tiers),
+            str(row.cu or ""),
+            f"{row.bytes / 1e6:.2f}",
+            f"{row.packed / 1e6:.2f}",
+            row.digest[:19],
+            row.fits,
+        ]
+        for row in rows
+    ]
+    return tables.grid([head, *lines])
+
+
+def _made(seed: Seed) -> str:
+    left = f", {seed.left_out} incomplete ones left out" if seed.left_out else ""
+    size = f"{seed.files} files{left}, {seed.bytes / 1e6:.2f} MB, packed {seed.packed / 1e6:.2f} MB"
+    return f"localhost/warmstart/seed:{seed.seed}  {', '.join(seed.tiers)}  {size}\n{seed.digest}"
+
+
+def _moved(verb: str, moved: Moved) -> str:
+    size = f"{moved.bytes / 1e6:.2f} MB"
+    if verb == "push":
+        return f"{moved.seed} is {moved.where}"
+    if verb == "verify":
+        fits = f"not for the image here: {moved.misfit}" if moved.misfit else "for the image here"
+        done = f"whole: {moved.files} files, {size}; {fits}"
+    else:
+        done = f"{moved.placed} files ({size}) put into {moved.into}, {moved.files - moved.placed} were there"
+    lines = [f"{moved.seed}  {', '.join(moved.tiers)}  {done}"]
+    lines.append(f"from {moved.where.partition('@')[0]}, {moved.digest}: nobody has signed for it, and it is code")
+    if moved.model:
+        lines.append(f"its artefacts are used only for {moved.model} with {moved.flags or 'no flags'}")
+    return "\n".join(lines)

@@ -1,0 +1,70 @@
+"""An engine down: stopped, its memory seen to come back, its lease given back, and what `up` stopped started again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from warmstart import container, holders, lease, log, run
+from warmstart.engine import Capabilities
+from warmstart.errors import MemoryKept, NoEngine
+from warmstart.lease import Lease
+
+SHORT = 10  # seconds that an engine gets to stop which isn't ready: nobody waits for an answer of it
+
+
+def down(state: Path, caps: Capabilities, name: str = "") -> list[str]:
+    """Stop an engine, check that the device's memory came back, and start what `up` stopped. Returns what was stopped.
+
+    Raises NoEngine, UsageError when several run and none is named, and MemoryKept.
+    """
+    place = lease.folder(state)
+    try:
+        one = lease.pick(place, name)
+    except NoEngine:
+        if not name or container.look(caps, lease.container_name(name)) is None:
+            raise
+        log.info(f"{name} has no lease, but a container")
+        one = lease.new(name, lease.container_name(name), ())
+    grace = container.GRACE if one.state == "ready" else SHORT
+    lease.update(place, one, state="stopping")
+    with log.step(f"stopping {one.preset}"):
+        container.stop(caps, one.container, grace)
+        container.remove(caps, one.container)
+    if run.recorder.on:
+        return [one.preset]
+    lease.release(place, one)
+    kept = holders.drained([pci for pci in one.devices if pci in one.before], one.before)
+    restore(place, one)
+    if kept:
+        who = "; ".join(other.who for other in holders.others(one.devices, ()))
+        told = f"{kept / 2**30:.1f} GiB of the device did not come back" + (f": held by {who}" if who else "")
+        raise MemoryKept(told, hint="a process may have survived: `warmstart status` names it")
+    return [one.preset]
+
+
+def undo(caps: Capabilities, place: Path, mine: Lease) -> None:
+    """After Ctrl-C: the container is stopped and removed, the lease given back."""
+    lease.update(place, mine, state="stopping")
+    with log.step(f"stopping {mine.preset}"):
+        container.stop(caps, mine.container, SHORT)
+        container.remove(caps, mine.container)
+    lease.release(place, mine)
+
+
+def give_back(place: Path, mine: Lease) -> None:
+    """Give an engine's lease back, and start what was stopped for it."""
+    lease.release(place, mine)
+    restore(place, mine)
+
+
+def restore(place: Path, one: Lease) -> None:
+    """Start what was stopped for an engine; while another one has the device, that one's `down` will."""
+    if not one.stopped:
+        return
+    sharing = [other for other in lease.live(place) if set(other.devices) & set(one.devices)]
+    if sharing:
+        lease.update(place, sharing[0], stopped=tuple(dict.fromkeys((*sharing[0].stopped, *one.stopped))))
+        log.info(f"{', '.join(one.stopped)} stays stopped until {sharing[0].preset} is down")
+        return
+    for unit in one.stopped:
+        holders.start(unit)
