@@ -60,16 +60,14 @@ def make(state: Path, caps: Capabilities, plan: Plan, wanted: Wanted) -> Seed:
 
 
 def load(caps: Capabilities, folder: Path, tag: str) -> None:
-    """Bring the seed of a layout into podman's storage, under our name for seeds; what had that name is removed."""
+    """Bring the seed of a layout into podman's storage, under our name for seeds; what had that name is removed.
+
+    By skopeo: podman itself (4.3) takes a layout's path for a name, and none with a point at its begin (.warmstart).
+    """
     name = f"{NAME}:{tag}"
     before = _image(caps, name)
-    words = run.run(["podman", "pull", "--quiet", f"oci:{folder}:{tag}"], env=environment(caps)).stdout.split()
-    image = words[-1] if words else tag
-    run.run(["podman", "tag", image, name], env=environment(caps))
+    run.run(["skopeo", "copy", "--quiet", f"oci:{folder}:{tag}", f"containers-storage:{name}"], env=environment(caps))
     found = _image(caps, name)
-    for other in found.get("RepoTags") or ():
-        if other.startswith(f"localhost{folder}"):  # podman names it by its place, too
-            run.run(["podman", "untag", image, other], env=environment(caps))
     if before and before["Id"] != found.get("Id"):
         run.run(["podman", "rmi", before["Id"]], env=environment(caps), ok=range(256))
 

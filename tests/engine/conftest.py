@@ -50,7 +50,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A `.warmstart` folder."""
-    return tmp_path_factory.mktemp("state")
+    folder = tmp_path_factory.mktemp("checkout") / ".warmstart"  # podman has trouble with such a name
+    folder.mkdir()
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 TOOLS = "cat dirname env flock id mkdir mv readlink rm sed setsid sh sha256sum tail uname".split()
-ENGINE = ("buildah podman skopeo crun newuidmap fuse-overlayfs patch slirp4netns pasta iptables nft mmdebstrap").split()
+ENGINE = "buildah podman skopeo crun newuidmap fuse-overlayfs patch slirp4netns pasta iptables nft mmdebstrap".split()
+ENGINE += ["docker-registry"]  # for tests
 FILES = [
     "usr/bin/catatonit",
     "usr/lib/podman/netavark",

