@@ -206,8 +206,11 @@ def presets(args: Namespace) -> int:
     if args.preset:
         one = presets.load(ROOT, args.preset, presets.sets(args.set))
         return cli.show(args, presets.masked(one), presetlist.one(one))
-    rows = presetlist.rows(ROOT)
-    return cli.show(args, {"presets": rows}, presetlist.text(rows))
+    rows, broken = presetlist.listed(ROOT)
+    cli.show(args, {"presets": rows}, presetlist.text(rows))
+    for problem in broken:
+        raise problem
+    return 0
 
 
 def emit(args: Namespace) -> int:
@@ -220,14 +223,13 @@ def emit(args: Namespace) -> int:
 
 def up(args: Namespace) -> int:
     """Serve a model: from here on images are used."""
-    from warmstart import control, phases, presets, probe
+    from warmstart import control, presets, probe
 
     ask = control.Ask(
         stop=tuple(args.stop), force=args.force, detach=args.detach, profile=args.profile, silence=args.silence
     )
     engine = control.up(ROOT, STATE, probe.probe(STATE), args.preset, presets.sets(args.set), ask)
-    table = f"{phases.table(engine.record)}\n" if engine.record else ""
-    return 0 if args.dry_run else cli.show(args, engine, f"{table}{engine.preset}: {engine.url}")
+    return 0 if args.dry_run else cli.show(args, engine, control.text(engine))
 
 
 def down(args: Namespace) -> int:
@@ -280,8 +282,13 @@ def seed(args: Namespace) -> int:
     def planned(arch: str) -> Plan:
         return plan_of(Namespace(**{**vars(args), "arch": arch}))[1]
 
-    preset = presets.load(ROOT, args.preset) if args.preset else None
-    served = presets.command(preset) if preset else [""]
+    def served(planned: Plan) -> list[str]:
+        if not args.preset:
+            return [""]
+        preset = presets.load(ROOT, args.preset, presets.sets(args.set), planned.versions["vllm"])
+        presets.usable(preset, planned.arch, force=True)
+        return presets.command(preset)
+
     told = seedverb.do(args, STATE, lambda arch: cli.arch(arch, profile.archs(ROOT)), planned, served)
     return 0 if args.dry_run else cli.show(args, told, seedverb.text(args, told))
 

@@ -26,7 +26,7 @@ def main() -> None:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 1
     os.environ |= engine.environment(probe.probe(ROOT / ".warmstart"))
     seconds: dict[str, list[float]] = {}
-    verb = [sys.executable, ROOT / "build.py", "seed"]
+    verb = [sys.executable, str(ROOT / "build.py"), "seed"]
 
     def timed(name: str, model: str, volume: str) -> None:
         server = serve(IMAGE, model, volume)

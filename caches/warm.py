@@ -16,6 +16,7 @@ import fnmatch
 import hashlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -34,6 +35,7 @@ HOME = HERE.parent  # /opt/warmstart
 EXIT_COLD, EXIT_USE, EXIT_NO_SERVER = 1, 2, 3
 STOP_LIMIT = 60.0  # seconds for a server to end after SIGINT
 TAIL = 3000  # characters of a log that are shown of a server that does not start
+CAUSE = re.compile(r"^.*?\b(\w+(?:Error|Exception): .{1,300})$", re.MULTILINE)  # the first stands far above the end
 PROMPTS = ("A kernel that is compiled once", "The first start builds what the second only reads. " * 8)
 
 # vLLM's own words, the same from 0.24 to 0.33.
@@ -138,7 +140,9 @@ def wait(server: subprocess.Popen[bytes], port: int, until: float, log: Path) ->
                 return
         time.sleep(0.1)
     what = f"ended with {server.returncode}" if server.returncode is not None else "is not ready in time"
-    raise NoServer(f"{log.read_text(encoding='utf-8', errors='replace')[-TAIL:]}\nwarm.py: the server {what}")
+    text = log.read_text(encoding="utf-8", errors="replace")
+    causes = list(dict.fromkeys(found[1] for found in CAUSE.finditer(text)))[:3]
+    raise NoServer("\n".join([text[-TAIL:], f"warm.py: the server {what}", *(f"  {cause}" for cause in causes)]))
 
 
 def ask(port: int) -> list[Any]:

@@ -62,9 +62,13 @@ def relative(key: Path, paths: Any) -> list[str]:
 
 def bound(volume: dict[str, Any]) -> float:
     """Bytes that caches of other images may take: WARMSTART_KEEP_GB, else what the image says."""
+    told, usual = os.environ.get("WARMSTART_KEEP_GB", ""), float(volume["keep_gb"])
     with suppress(ValueError):
-        return float(os.environ.get("WARMSTART_KEEP_GB", "")) * 1e9
-    return float(volume["keep_gb"]) * 1e9
+        if (given := float(told)) >= 0:  # NaN is not
+            return given * 1e9
+    if told:
+        say(f"WARMSTART_KEEP_GB={told} is no number of gigabytes: {usual:g} are kept")
+    return usual * 1e9
 
 
 def elsewhere(key: Path, parts: list[str], volume: dict[str, Any], gpus: list[dict[str, Any]], why: OSError) -> Path:
@@ -114,23 +118,27 @@ def use(key: Path, parts: list[str], volume: dict[str, Any], gpus: list[dict[str
     code = relative(Path(volume["root"], key.name), volume["cpu_code"])
     if reason := start_key.foreign(host, flags):
         if not alone:
-            return apart(key, code, reason)
-        with suppress(OSError):
+            return apart(key, code, "are left to another machine that uses them", reason)
+        try:
             start_key.set_aside(key, code)
+        except OSError as problem:  # another user's
+            return apart(key, code, f"can't be set aside ({str(problem.strerror or problem).lower()})", reason)
         say(f"{' and '.join(code)} of the cache are set aside and compiled anew: {reason}")
         host = {}
     start_key.write_host(key, host or {}, flags, gpus)
     return None
 
 
-def apart(key: Path, code: list[str], reason: str) -> None:
-    """Private directories for CPU code, because another machine uses the key's at this moment."""
+def apart(key: Path, code: list[str], why: str, reason: str) -> None:
+    """Private directories for CPU code, because the key's can be neither used nor set aside; host.json stays."""
     import start_copy
 
-    if own := start_copy.copy(key, code, full=False):
+    own: Path | None = start_copy.copy(key, code, full=False)
+    if own:
         for part in code:
             start_copy.point(key / part, own / part)
-        say(f"{' and '.join(code)} of the cache are left to another machine that uses them: {reason}")
+    then = "this start has its own" if own else "there is no room for others, so they are used"
+    say(f"{' and '.join(code)} of the cache {why}, {then}: {reason}")
 
 
 def record(caches: Caches, command: list[str], gpus: list[dict[str, Any]], seconds: float) -> None:
@@ -148,10 +156,13 @@ def record(caches: Caches, command: list[str], gpus: list[dict[str, Any]], secon
     event = {"event": "start", "pid": os.getpid(), "t": now, "command": what, "kept": caches.kept, "seconds": seconds}
     event |= {"key": caches.key.name, "gpus": [{"arch": gpu["arch"], "cu": gpu["cu"]} for gpu in gpus]}
     with suppress(OSError):
-        fd = os.open(given or folder / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        if not given and not start_key.inside(caches.key, folder / name):
+            return
+        flags = os.O_NONBLOCK if given else os.O_EXCL  # a pipe of the user's that nobody reads is not waited for
+        fd = os.open(given or folder / name, flags | os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
         os.write(fd, json.dumps(event).encode() + b"\n")
         os.close(fd)
         os.environ["WARMSTART_START"] = given or str(folder / name)
-        for old in sorted(folder.glob("*.jsonl"))[: -caches.starts]:
+        for old in sorted(start_key.own_files(caches.key, f"{start_key.STARTS}/*.jsonl"))[: -caches.starts]:
             with suppress(OSError):
                 old.unlink()

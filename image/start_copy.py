@@ -2,7 +2,9 @@
 
 import os
 import shutil
+import stat
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import start_key  # type: ignore[import-not-found] # beside this file
@@ -19,15 +21,16 @@ def copy(key: Path, parts: list[str], *, full: bool = True) -> Path | None:
         start_key.make_all(own, parts)
         for name in [start_key.HOST, *parts] if full else []:
             take(key / name, own / name)
-    except (OSError, shutil.Error):
+    except (OSError, RecursionError):  # shutil.Error is an OSError
         if where:
-            shutil.rmtree(where, ignore_errors=True)
+            with suppress(RecursionError):
+                shutil.rmtree(where, ignore_errors=True)
         return None
     return own
 
 
 def take(source: Path, target: Path) -> None:
-    """Copy a file or a tree; large files as links."""
+    """Copy a file or a tree, without what is neither a folder nor a regular file; large files as links."""
 
     def one(old: str, new: str) -> str:
         if os.stat(old).st_size < SMALL:
@@ -35,15 +38,23 @@ def take(source: Path, target: Path) -> None:
         os.symlink(old, new)
         return new
 
+    if not os.path.lexists(source) or left_out(str(source.parent), [source.name]):
+        return
     if source.is_dir():
-        shutil.copytree(source, target, copy_function=one, dirs_exist_ok=True, ignore=unreadable)
-    elif source.is_file():
+        shutil.copytree(source, target, copy_function=one, dirs_exist_ok=True, ignore=left_out)
+    else:
         one(str(source), str(target))
 
 
-def unreadable(folder: str, names: list[str]) -> list[str]:
-    """Of `names`, those that this user can't read."""
-    return [name for name in names if not os.access(os.path.join(folder, name), os.R_OK)]
+def left_out(folder: str, names: list[str]) -> list[str]:
+    """Of `names`, those that this user can't read, links, pipes and devices."""
+    return [name for name in names if not usable(os.path.join(folder, name))]
+
+
+def usable(path: str) -> bool:
+    """Whether it is a folder or a regular file, not by a link, and this user can read it."""
+    mode = os.lstat(path).st_mode
+    return (stat.S_ISDIR(mode) or stat.S_ISREG(mode)) and os.access(path, os.R_OK)
 
 
 def point(old: Path, new: Path) -> None:

@@ -2,12 +2,16 @@
 
 Every start holds `in-use` by flock, shared, for as long as its command lives: the command inherits the descriptor. So
 nobody removes a key that is in use, and who could hold it alone knows that all locks in it are left over.
+
+Any UID may have put anything there, and this may be root: no link is followed, no pipe waited for.
 """
 
+import errno
 import fcntl
 import json
 import os
 import re
+import stat
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -17,11 +21,50 @@ HOLD, HOST, STARTS = "in-use", "host.json", "starts"
 SCHEMA = 1
 CPUINFO = Path("/proc/cpuinfo")
 TRIES = 10  # each time somebody else removed the key just then
+LIMIT = 1_000_000  # bytes of a file that is read; this script's own have some hundred
 QUIET = 3600.0  # seconds; a compiler writes nothing for minutes, not for an hour
 
 # Default ACL rwx for all (acl(5): tag, rights, id): folders that a program makes below are as open as the cache's own,
 # whatever its umask is. Else a second UID could write into the cache's directory but into nothing that the first made.
 OPEN = b"\x02\0\0\0" + b"".join(tag.to_bytes(2, "little") + b"\x07\0" + b"\xff" * 4 for tag in (0x01, 0x04, 0x20))
+
+
+def opened(path: Path, flags: int = os.O_RDONLY) -> int:
+    """A descriptor of a regular file that is no link. Raises OSError, at once for a pipe."""
+    flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        # Linux refuses O_CREAT for another user's file in a folder like ours (fs.protected_regular).
+        fd = os.open(path, flags & ~os.O_CREAT)
+    except FileNotFoundError:
+        if not flags & os.O_CREAT:
+            raise
+        fd = os.open(path, flags, 0o666)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return fd
+
+
+def read_small(path: Path) -> bytes:
+    """What is in a file. Raises OSError, also for one of more than LIMIT bytes."""
+    with open(opened(path), "rb") as file:
+        if len(told := file.read(LIMIT + 1)) > LIMIT:
+            raise OSError(errno.EFBIG, "too large", str(path))
+    return told
+
+
+def overwrite(path: Path, text: str) -> None:
+    """Put the text in place of what is in a file. Raises OSError, also for a file that has another name elsewhere."""
+    with open(opened(path, os.O_WRONLY | os.O_CREAT), "wb") as file:
+        if os.fstat(file.fileno()).st_nlink != 1:
+            raise OSError(errno.EMLINK, "a link to another file", str(path))
+        file.truncate()
+        file.write(text.encode())
+
+
+def inside(key: Path, file: Path) -> bool:
+    """Whether the folders between the key and a file are the key's own, none a link."""
+    return os.path.realpath(file.parent) == os.path.join(os.path.realpath(key), file.parent.relative_to(key))
 
 
 def make(path: Path, mode: int = 0o1777) -> None:
@@ -61,14 +104,14 @@ def hold(key: Path) -> tuple[int, bool]:
     for _ in range(TRIES):
         fd = -1
         try:
-            fd = os.open(key / HOLD, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            fd = opened(key / HOLD, os.O_RDONLY | os.O_CREAT)
             alone = locked(fd, fcntl.LOCK_EX)
             if (alone or locked(fd, fcntl.LOCK_SH)) and os.fstat(fd).st_ino == os.stat(key / HOLD).st_ino:
                 return fd, alone
         except OSError:
             if fd >= 0:
                 os.close(fd)
-            return -1, False  # a file system without flock
+            return -1, False  # a file system without flock; or this is no file
         os.close(fd)
         time.sleep(0.02)
     return -1, False
@@ -98,16 +141,16 @@ def clear_locks(key: Path, locks: list[str], batons: list[str], alone: bool, net
     over when nothing in its folder has changed for an hour.
     """
     for pattern in locks if alone and not network else []:
-        for file in key.glob(pattern):
+        for file in own_files(key, pattern):
             with suppress(OSError):
-                fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+                fd = opened(file)
                 try:
                     if locked(fd, fcntl.LOCK_EX):
                         os.unlink(file)
                 finally:
                     os.close(fd)
     for pattern in batons:
-        for file in key.glob(pattern):
+        for file in own_files(key, pattern):
             with suppress(OSError):
                 if (alone and not network) or time.time() - last_change(file) > QUIET:
                     os.unlink(file)
@@ -116,10 +159,16 @@ def clear_locks(key: Path, locks: list[str], batons: list[str], alone: bool, net
 def open_up(key: Path, private: list[str]) -> None:
     """Let other users read what this one stored."""
     for pattern in private:
-        for file in key.glob(pattern):
-            with suppress(OSError):  # another user's
-                if not file.stat().st_mode & 0o004:
-                    file.chmod(0o644)
+        for file in own_files(key, pattern):
+            with suppress(OSError), open(opened(file), "rb") as stored:  # another user's
+                told = os.fstat(stored.fileno())
+                if not told.st_mode & 0o004 and told.st_nlink == 1:
+                    os.fchmod(stored.fileno(), 0o644)
+
+
+def own_files(key: Path, pattern: str) -> list[Path]:
+    """Files of the key by a pattern, none behind a link to another folder."""
+    return [file for file in key.glob(pattern) if inside(key, file)]
 
 
 def last_change(baton: Path) -> float:
@@ -141,7 +190,7 @@ def cpu_flags(names: str) -> list[str]:
 def read_host(key: Path) -> dict[str, Any] | None:
     """host.json: what the key was used on; empty when there is none, None for one that can't be read."""
     try:
-        told = json.loads((key / HOST).read_bytes())
+        told = json.loads(read_small(key / HOST))
         if told["schema"] == SCHEMA and all(isinstance(flag, str) for flag in told["cpu"]):
             return dict(told)
     except FileNotFoundError:
@@ -162,12 +211,19 @@ def foreign(host: dict[str, Any] | None, flags: list[str]) -> str:
 
 
 def set_aside(key: Path, parts: list[str]) -> None:
-    """Rename directories of the key that have something in them, and make them anew."""
-    for part in parts:
-        path = key / part
-        if any(path.iterdir()):
-            path.rename(f"{path}.aside-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}")
-            make(path)
+    """Rename directories of the key that have something in them, and make them anew; all of them or, raising, none."""
+    when = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
+    moved: list[tuple[Path, Path]] = []
+    try:
+        for path in [key / part for part in parts]:
+            if any(path.iterdir()):
+                moved.append((path.rename(f"{path}.aside-{when}"), path))
+                make(path)
+    except OSError:
+        for aside, path in moved:
+            with suppress(OSError):
+                aside.rename(path)  # in place of the empty one
+        raise
 
 
 def write_host(key: Path, host: dict[str, Any], flags: list[str], gpus: list[dict[str, Any]]) -> None:
@@ -177,13 +233,16 @@ def write_host(key: Path, host: dict[str, Any], flags: list[str], gpus: list[dic
     file = key / HOST
     with suppress(OSError):
         if {name: host.get(name) for name in told} == told:
-            os.utime(file)
+            os.utime(file, follow_symlinks=False)
             return
         text = json.dumps(told, indent=1) + "\n"
-        aside = file.with_name(f".{HOST}.{os.getpid()}")
-        aside.write_text(text)
+        aside = file.with_name(f".{HOST}.{os.urandom(8).hex()}")
         try:
+            with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), "w") as made:
+                made.write(text)
             aside.replace(file)
-        except PermissionError:  # another user's, in a folder where only the owner renames
-            aside.unlink()
-            file.write_text(text)
+        except OSError as problem:
+            with suppress(OSError):
+                aside.unlink()
+            if isinstance(problem, PermissionError):  # another user's, in a folder where only the owner renames
+                overwrite(file, text)

@@ -79,12 +79,17 @@ def candidates(root: Path, own: Path) -> list[Old]:
     """Keys but the own one, and what was set aside in any."""
     found = []
     with suppress(OSError):
-        for key in (path for path in root.iterdir() if KEY.fullmatch(path.name) and path.is_dir()):
-            for aside in key.glob("*.aside-*"):
+        for key in (path for path in root.iterdir() if KEY.fullmatch(path.name) and is_folder(path)):
+            for aside in filter(is_folder, key.glob("*.aside-*")):
                 found.append(Old(False, aside.stat().st_mtime, measure(aside), aside))
             if key != own:
                 found.append(Old(True, last_use(key), size(key), key))
     return found
+
+
+def is_folder(path: Path) -> bool:
+    """Whether it is a folder and no link to one."""
+    return path.is_dir() and not path.is_symlink()
 
 
 def last_use(key: Path) -> float:
@@ -100,12 +105,12 @@ def size(key: Path) -> int:
     note = key / SIZE
     with suppress(OSError, ValueError):
         if note.stat().st_mtime > last_use(key):
-            return int(note.read_text())
+            return int(start_key.read_small(note))
     total = measure(key)
     fd = unused(key)
     if fd >= 0:
         with suppress(OSError):
-            note.write_text(str(total))
+            start_key.overwrite(note, str(total))
         os.close(fd)
     return total
 
@@ -150,7 +155,8 @@ def delete(tree: Path) -> None:
     """Delete a tree, as far as this user may."""
     import shutil  # which costs as much as all else that a usual start imports
 
-    shutil.rmtree(tree, ignore_errors=True)
+    with suppress(RecursionError):
+        shutil.rmtree(tree, ignore_errors=True)
 
 
 def age(when: float) -> str:

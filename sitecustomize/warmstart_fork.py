@@ -23,7 +23,8 @@ import types
 from multiprocessing import context, popen_spawn_posix, spawn, util
 from typing import Any, NamedTuple
 
-import warmstart_request as request  # type: ignore[import-not-found] # beside this file
+import warmstart_files as files  # type: ignore[import-not-found] # beside this file
+import warmstart_request as request  # type: ignore[import-not-found]
 
 # What the engine needs beyond the server. None of them opens a GPU when it is imported; a model's classes can.
 PRELOAD = (
@@ -64,7 +65,7 @@ def begin_early(module: Any) -> None:
     importlib.import_module("warmstart_forker").find_title()
     first.env = dict(os.environ)
     found = recorded()
-    if not found or len(os.sched_getaffinity(0)) < 2:
+    if not found or len(os.sched_getaffinity(0)) < 2 or overridden(found["env"]):
         return
     env = {name: value for name, value in {**first.env, **found["env"]}.items() if value is not None}
     ours, theirs = channel()
@@ -74,6 +75,15 @@ def begin_early(module: Any) -> None:
     subprocess.Popen(argv, env=env, pass_fds=(theirs.fileno(),))
     theirs.close()
     helper.all.append(Helper(ours, env, frozenset(os.sched_getaffinity(0)), True))
+
+
+def overridden(env: "dict[str, str | None]") -> bool:
+    """Whether the user now sets one of the recorded variables otherwise: modules may have read it when imported.
+
+    Those of READ_ONCE and vLLM's own are compared when a process is asked for.
+    """
+    others = {name: value for name, value in env.items() if not name.startswith((*READ_ONCE, "VLLM_"))}
+    return any(first.env.get(name, value) != value for name, value in others.items())
 
 
 def prepare(module: Any) -> None:
@@ -213,11 +223,10 @@ def unfit(process: Any, one: Helper) -> str:
 def recorded() -> Any:
     """Variables (None: removed) and modules of the worker that was spawned the last time; None without a record."""
     try:
-        with open(os.path.join(os.environ["VLLM_CACHE_ROOT"], RECORD), encoding="utf-8") as text:
-            found = json.load(text)
+        found = files.read_json(os.path.join(os.environ["VLLM_CACHE_ROOT"], RECORD))
         right = all(value is None or isinstance(value, str) for value in found["env"].values())
         return found if right and all(isinstance(name, str) for name in found["modules"]) else None
-    except (KeyError, OSError, ValueError, TypeError, AttributeError, RecursionError):
+    except (KeyError, TypeError, AttributeError):
         return None
 
 
@@ -235,10 +244,7 @@ def record(process: Any) -> None:
             models = sys.modules["vllm.model_executor.models.registry"].ModelRegistry.models
             modules.append(models[config.model_config.architecture].module_name)
     if recorded() != (found := {"env": env, "modules": modules}):
-        file = os.path.join(os.environ["VLLM_CACHE_ROOT"], RECORD)
-        with open(made := f"{file}.{os.getpid()}", "w", encoding="utf-8") as text:
-            json.dump(found, text, indent=1)
-        os.replace(made, file)
+        files.put(os.path.join(os.environ["VLLM_CACHE_ROOT"], RECORD), json.dumps(found, indent=1))
 
 
 def note(event: str, **facts: object) -> None:

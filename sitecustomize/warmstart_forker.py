@@ -64,7 +64,11 @@ def serve(channel: socket.socket, made: Any, modules: Iterable[str]) -> None:
             asked, fds, _, _ = socket.recv_fds(channel, 16, request.MOST_FILES, socket.MSG_CMSG_CLOEXEC)
             if not asked:
                 return
-            pid = os.fork()
+            try:
+                pid = os.fork()
+            except OSError:  # no more processes, no memory: who asked sees its pipes close, and spawns
+                close(*fds)
+                continue
             if pid == 0:
                 run(made, mask, fds, [channel.detach(), woken, wake, *children.values()])
             read, status, *others = fds

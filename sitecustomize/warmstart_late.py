@@ -14,6 +14,8 @@ import os
 import sys
 from typing import Any
 
+import warmstart_files as files  # type: ignore[import-not-found] # beside this file
+
 FOLDER = "warmstart-late"
 MOST = 256  # kernels; each takes some milliseconds to load
 LONGEST = 1 << 16  # characters of one description; they have about 2,000
@@ -62,8 +64,7 @@ def load(folders: list[str]) -> set[str]:
 
 def load_one(file: str) -> None:
     """Load one kernel, compiled or from the cache; raises whatever Triton does."""
-    with open(file, encoding="utf-8") as text:
-        described = json.loads(text.read(LONGEST))
+    described = files.read_json(file)
     kernel = found(described["module"], described["name"])
     if kernel is not None:
         kernel.preload(described["specialization"])
@@ -107,8 +108,5 @@ def describe(folder: str, event: dict[str, Any]) -> str:
     path = os.path.join(folder, name)
     if not os.path.exists(path):
         os.makedirs(folder, mode=0o777, exist_ok=True)
-        part = f"{path}.{os.getpid()}"
-        with open(part, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(part, path)
+        files.put(path, text)
     return name

@@ -1,18 +1,20 @@
 """A request to a helper of warmstart_fork for a process, as multiprocessing starts one. Standard library only."""
 
+import contextlib
 import importlib
 import io
 import os
 import resource
-import select
 import signal
 import socket
-from multiprocessing import context, forkserver, popen_forkserver, resource_tracker, spawn, util
+from multiprocessing import connection, context, forkserver, popen_forkserver, resource_tracker, spawn, util
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 LIMITS = ("RLIMIT_NOFILE", "RLIMIT_CORE", "RLIMIT_STACK", "RLIMIT_MEMLOCK", "RLIMIT_AS")
 PATIENCE = 60.0  # seconds for a helper to be done with its imports, which take a few
+GRACE = 5.0  # seconds for a helper to tell the exit code of a process that has ended
+UNKNOWN = 255  # an exit code that nobody can tell, as multiprocessing's own fork server has it
 MOST_FILES = 200  # descriptors in one request; the kernel takes 253
 
 received: list[int] = []  # in a forked process: the descriptors that came with the request for it
@@ -29,7 +31,11 @@ class Received:
 
 
 class Popen(popen_forkserver.Popen):
-    """A process that a helper forked. Its exit code comes through a pipe, which is readable when it has ended."""
+    """A process that a helper forked. Its exit code comes through a pipe.
+
+    It goes on when the helper ends, so a descriptor of the process itself says when it has ended. Where the kernel has
+    none, that is when the pipe can be read.
+    """
 
     DupFd = Received  # type: ignore[assignment]
     _fds: list[int]
@@ -45,9 +51,9 @@ class Popen(popen_forkserver.Popen):
     def _launch(self, process: Any) -> None:
         data = self.packed(process)
         read, write = os.pipe()
-        self.sentinel, status = os.pipe()
-        parent = os.dup(write)  # the child sees it close when this process has ended
-        self.finalizer = util.Finalize(self, util.close_fds, (parent, self.sentinel))  # type: ignore[attr-defined]
+        self.codes, status = os.pipe()
+        kept = [os.dup(write), self.codes]  # the child sees the first close when this process has ended
+        self.finalizer = util.Finalize(self, lambda: util.close_fds(*kept))  # type: ignore[attr-defined]
         try:
             with open(write, "wb") as pipe:
                 try:
@@ -58,13 +64,29 @@ class Popen(popen_forkserver.Popen):
                 finally:
                     os.close(read)
                     os.close(status)
-                if not select.select([self.sentinel], [], [], PATIENCE)[0]:
+                if not connection.wait([self.codes], PATIENCE):
                     raise TimeoutError("no answer")
-                self.pid = forkserver.read_signed(self.sentinel)
+                self.pid = forkserver.read_signed(self.codes)
+                self.sentinel = self.codes
+                with contextlib.suppress(AttributeError, OSError):
+                    self.sentinel = os.pidfd_open(self.pid)
+                    kept.append(self.sentinel)
                 pipe.write(data)
         except BaseException:
             self.finalizer()
             raise
+
+    def poll(self, flag: int = os.WNOHANG) -> "int | None":
+        if self.returncode is None and connection.wait([self.sentinel], 0 if flag == os.WNOHANG else None):
+            self.returncode = self.exit_code()
+        return self.returncode
+
+    def exit_code(self) -> int:
+        """The exit code of the process, which has ended; UNKNOWN when the helper ended before it."""
+        with contextlib.suppress(OSError, EOFError):
+            if connection.wait([self.codes], GRACE):
+                return int(forkserver.read_signed(self.codes))
+        return UNKNOWN
 
     def packed(self, process: Any) -> memoryview:
         """What multiprocessing sends to a new process, before it what else comes from this one."""

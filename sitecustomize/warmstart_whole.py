@@ -2,9 +2,10 @@
 
 import importlib
 import inspect
-import json
 import os
 from typing import Any
+
+from warmstart_files import opened, read_json  # type: ignore[import-not-found] # beside this file
 
 INDEX = "__grp__"
 CODE = (".hsaco", ".cubin")
@@ -31,7 +32,7 @@ def whole_group(folder: str, filename: str) -> "dict[str, str] | None":
 def is_whole(path: str) -> bool:
     """Whether a file is there and, as far as its kind tells, all of it."""
     try:
-        with open(path, "rb") as file:
+        with opened(path) as file:
             head, size = file.read(64), os.fstat(file.fileno()).st_size
     except OSError:
         return False
@@ -72,12 +73,3 @@ def is_time(value: Any) -> bool:
 def comparable(values: "list[Any]") -> bool:
     """Whether the least of them can be taken: all are numbers, or all are lists."""
     return len({isinstance(value, list) for value in values}) == 1
-
-
-def read_json(path: str) -> Any:
-    """What a JSON file holds; None when it can't be read."""
-    try:
-        with open(path, encoding="utf-8") as file:
-            return json.load(file)
-    except (OSError, ValueError, RecursionError):
-        return None

@@ -71,8 +71,12 @@ class Checkout:
         return process
 
     def env(self) -> dict[str, str]:
-        kept = {name: value for name, value in os.environ.items() if name != "XDG_RUNTIME_DIR"}
-        return kept | {"HF_HOME": str(self.root / "hf"), "PYTHONDONTWRITEBYTECODE": "1"}
+        """Leases are this copy's own, whatever else runs on the machine; hints are those of the command line."""
+        runtime = self.root / "runtime"
+        runtime.mkdir(mode=0o700, exist_ok=True)
+        kept = {name: value for name, value in os.environ.items() if name != "MAKELEVEL"}
+        ours = {"HF_HOME": str(self.root / "hf"), "XDG_RUNTIME_DIR": str(runtime), "PYTHONDONTWRITEBYTECODE": "1"}
+        return kept | ours
 
     def call(self, *words: str, env: dict[str, str] | None = None) -> tuple[int, str, str]:
         """Run a verb: its exit code, stdout and stderr."""
@@ -82,7 +86,7 @@ class Checkout:
         return self.start("up", preset, "--set", f"model={model}", *words)
 
     def leases(self) -> list[dict[str, Any]]:
-        file = self.root / ".warmstart/run/leases.json"
+        file = self.root / "runtime/warmstart/leases.json"
         return list(json.loads(file.read_bytes())) if file.exists() else []
 
     def seen(self, preset: str) -> str:

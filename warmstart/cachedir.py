@@ -14,12 +14,13 @@ import re
 import secrets
 import shutil
 import stat
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
 from warmstart import run
-from warmstart.errors import InputError, NothingToSeed
+from warmstart.errors import Busy, InputError, NothingToSeed
 from warmstart.probe import Capabilities, environment
 
 # Folders are usable by any UID, as the image's entry point makes them: a cache's own with the sticky bit, those below
@@ -29,6 +30,7 @@ MODE, BELOW = 0o1777, 0o777
 OPEN = b"\x02\0\0\0" + b"".join(tag.to_bytes(2, "little") + b"\x07\0" + b"\xff" * 4 for tag in (0x01, 0x04, 0x20))
 FILE = 0o644
 HOLD = "in-use"  # held by flock while a start uses the key: nobody removes the key then
+PATIENCE = 10.0  # seconds to wait for whoever removes a key
 KEY = r"(cpu|gfx[0-9a-f]+)-[0-9a-f]{12}"  # names the folder of one image's caches
 STAGE = ".seed-"  # begins the name of the folder that files wait in
 SMALL = 1 << 20  # bytes: far above what host.json has
@@ -149,16 +151,31 @@ def _failed(problem: OSError) -> None:
 
 @contextlib.contextmanager
 def held(key: int) -> Iterator[None]:
-    """Keep the starts of other images from removing a key; where that can't be told, nothing."""
+    """Keep the starts of other images from removing a key; where that can't be told, nothing.
+
+    Raises Busy when somebody has the key to himself for longer than a removal takes.
+    """
     descriptor = -1
     try:
         with contextlib.suppress(OSError):
             descriptor = os.open(HOLD, os.O_RDONLY | os.O_CREAT | NO_LINK, 0o666, dir_fd=key)
-            fcntl.flock(descriptor, fcntl.LOCK_SH)
+            _share(descriptor)
         yield
     finally:
         if descriptor >= 0:
             os.close(descriptor)
+
+
+def _share(descriptor: int) -> None:
+    latest = time.monotonic() + PATIENCE
+    while True:
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= latest:
+                told = f"somebody keeps the cache to himself: {HOLD} in it has been locked for {PATIENCE:.0f} s"
+                raise Busy(told, hint="a start that removes old caches does for a moment; see lslocks") from None
+        time.sleep(0.1)
 
 
 @contextlib.contextmanager

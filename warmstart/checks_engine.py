@@ -8,12 +8,14 @@ from pathlib import Path
 
 from warmstart import host as machine
 from warmstart.findings import Check, Finding, Host, Unreadable, needed, ok, skipped
+from warmstart.lease import PREFIX
 
+STARTS = ("run warmstart outside of a container, or in one with more rights", "podman run --rm IMAGE true")
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}  # of mount options
 
 
 def engine(host: Host) -> Finding:
-    """Podman is there and starts."""
+    """Podman is there and, as far as that was tried before, starts containers."""
     if host.engine is None:
         return skipped("only asked of this machine itself")
     if host.engine.problem:
@@ -21,7 +23,14 @@ def engine(host: Host) -> Finding:
     if not host.engine.version:
         raise Unreadable("podman tells no version")
     kind = "rootless" if host.engine.rootless else "as root"
-    return ok(f"podman {host.engine.version}, {kind}, {host.engine.runtime}")
+    evidence = f"podman {host.engine.version}, {kind}, {host.engine.runtime}"
+    if host.engine.isolation:
+        return Finding("warning", f"{evidence}: it builds images, but starts no container", *STARTS)
+    if not host.engine.tried:
+        return ok(f"{evidence}; whether it starts a container was not tried yet: make image does")
+    if host.engine.conf:
+        return ok(f"{evidence}; it starts containers with {host.engine.conf} alone, which warmstart sets for its calls")
+    return ok(f"{evidence}; it starts containers")
 
 
 def runtime(host: Host) -> Finding:
@@ -119,7 +128,10 @@ def leftovers(host: Host) -> Finding:
     ended = host.engine.exited if host.engine else ()
     if ended:
         evidence = f"{len(ended)} ended: {', '.join(ended[:4])}{' …' if len(ended) > 4 else ''}"
-        return Finding("warning", evidence, f"podman rm {' '.join(ended)}", "podman ps -a")
+        ours = [f"make down PRESET={name.removeprefix(PREFIX)}" for name in ended if name.startswith(PREFIX)]
+        others = [name for name in ended if not name.startswith(PREFIX)]
+        remedy = "; ".join([*ours, *[f"podman rm {' '.join(others)}" for _ in range(bool(others))]])
+        return Finding("warning", evidence, remedy, "podman ps -a")
     if files:
         return Finding("warning", f"of a probe that was cut off: {', '.join(files)}", "make prune", f"ls {host.state}")
     return ok("none")

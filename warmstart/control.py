@@ -18,11 +18,13 @@ import msgspec
 from warmstart import (
     container,
     engines,
+    hints,
     holders,
     lease,
     limits,
     log,
     outcome,
+    phases,
     preflight,
     presets,
     run,
@@ -71,8 +73,17 @@ class Up(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     image_id: str
     devices: tuple[str, ...]
+    ready: bool  # False with --detach: it still starts
     wall: float  # seconds until it answered; 0 with --detach
     record: StartRecord | None
+
+
+def text(started: Up) -> str:
+    """What `up` says in the end: the table of the phases, and where the engine answers or will."""
+    if started.record:
+        return f"{phases.table(started.record)}\n{started.preset}: {started.url}"
+    when = f"`{hints.command('status')}` shows when it is ready, to answer at {started.url}"
+    return f"{started.preset} starts: {when}"
 
 
 def up(root: Path, state: Path, caps: Capabilities, name: str, sets: dict[str, str], ask: Ask) -> Up:
@@ -90,10 +101,11 @@ def up(root: Path, state: Path, caps: Capabilities, name: str, sets: dict[str, s
         lease.refuse_same(one)
     stray = container.look(caps, lease.container_name(preset.name))
     if stray and stray.pid:
-        hint = f"warmstart down {preset.name} stops it"
+        hint = f"`{hints.command('down', preset.name)}` stops it"
         raise DeviceHeld(f"the container {lease.container_name(preset.name)} runs, and has no lease", hint=hint)
     preflight.port_free(preset, lease.live(place))
     preflight.model_there(preset, hub, int(_weights(preset) * DOWNLOAD))
+    preflight.hub_there(preset, hub)
     used = preflight.devices(preflight.use(preset, arch, bounds, lease.live(place)))
     with _services(place, preset.name, ask.stop) as stopped:
         preflight.not_held(used, lease.live(place), force=ask.force)
@@ -178,7 +190,8 @@ def _launch(root: Path, state: Path, caps: Capabilities, place: Path, mine: Leas
     except CommandFailed as failed:
         container.remove(caps, mine.container)
         if "address already in use" in failed.message:
-            raise PortTaken(f"port {mine.port} is taken", hint=f"--set port={mine.port + 1}") from None
+            hint = "choose another: " + hints.options(f"--set port={mine.port + 1}")
+            raise PortTaken(f"port {mine.port} is taken", hint=hint) from None
         raise
     if run.recorder.on:
         return None
@@ -188,7 +201,8 @@ def _launch(root: Path, state: Path, caps: Capabilities, place: Path, mine: Leas
     # One that ended at once has no process; the lease is then held by us until its end was told.
     if seen is None or lease.update(place, mine, process=pid, process_began=began, **facts) is None:
         container.remove(caps, mine.container)
-        raise EngineStopped(f"{mine.preset} was stopped while it started", hint="somebody ran `warmstart down`")
+        why = f"somebody ran `{hints.command('down')}`"
+        raise EngineStopped(f"{mine.preset} was stopped while it started", hint=why)
     return seen
 
 
@@ -199,7 +213,8 @@ def _queue(place: Path, mine: Lease) -> bool:
     with log.step(f"waiting until {', '.join(one.preset for one in before)} is ready"):
         while lease.starting(place, mine):
             if lease.update(place, mine, expires=time.time() + lease.LIMIT) is None:
-                raise EngineStopped(f"{mine.preset} was stopped while it waited", hint="somebody ran `warmstart down`")
+                why = f"somebody ran `{hints.command('down')}`"
+                raise EngineStopped(f"{mine.preset} was stopped while it waited", hint=why)
             time.sleep(0.5)
     return True
 
@@ -240,6 +255,7 @@ def _result(ready: Ready, record: StartRecord | None, wall: float) -> Up:
         url=f"http://127.0.0.1:{ready.preset.port}/v1",
         image_id=ready.image.image_id,
         devices=ready.devices,
+        ready=record is not None,
         wall=round(wall, 3),
         record=record,
     )

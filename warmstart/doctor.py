@@ -153,10 +153,17 @@ def labels(ref: str) -> Image:
 def engine(state: Path) -> Engine:
     """What podman tells of itself, in one or two short calls."""
     try:
-        if (state / "engine.json").is_file():
-            caps = probe.probe(state)
+        if caps := probe.known(state):
             env = probe.environment(caps)
-            known = Engine(version=caps.podman, runtime=caps.runtime, rootless=caps.rootless, storage=caps.storage)
+            known = Engine(
+                version=caps.podman,
+                runtime=caps.runtime,
+                rootless=caps.rootless,
+                storage=caps.storage,
+                tried=True,
+                conf=caps.conf,
+                isolation=caps.isolation,
+            )
         else:
             env, known = {}, _asked()
         filters = [f"--filter=label={LABELS}.arch", "--filter=status=exited"]

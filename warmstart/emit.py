@@ -34,6 +34,7 @@ class Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="keba
     health_seconds: int
     idle_seconds: int
     python: str
+    memory: tuple[str, ...]
     files: dict[str, str]
     quadlet: dict[str, str]
 

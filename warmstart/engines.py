@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from warmstart import gpus, lease, masking, run
+from warmstart import boxes, gpus, hints, lease, masking, processes, run
+from warmstart.boxes import Listed
 from warmstart.errors import NoEngine, UsageError
 from warmstart.follow import lines, stream
 from warmstart.lease import Lease
@@ -18,9 +19,12 @@ KEPT = 3  # logs of each preset
 
 
 def status(state: Path, root: Path = Path("/")) -> dict[str, Any]:
-    """All engines, and the devices' memory. A process is started only for an engine that ended."""
+    """All engines, and the devices' memory. The engine's list of containers is asked for once."""
     place, now = lease.folder(state), time.time()
-    engines = [_row(state, place, one, now) for one in lease.read(place)]
+    leases = lease.read(place)
+    listed = boxes.listed(state)
+    engines = [_row(state, place, one, now, listed) for one in leases]
+    engines += [_stray_row(state, one) for one in boxes.without_lease(listed or (), leases)]
     machine = gpus.memory(root)
     devices = [
         {
@@ -73,12 +77,21 @@ def show_log(state: Path, name: str, *, follow: bool) -> None:
     """Write an engine's log to stdout, tokens masked; with `follow` until it ends. Raises NoEngine."""
     place = lease.folder(state)
     one = next((one for one in lease.read(place) if one.preset == name), None)
-    if not name:
+    other = boxes.stray(state, place, name) if one is None and (follow or not name) else None
+    if not name and other is None:
         one = lease.pick(place)
+    name = one.preset if one else other.preset if other else name
     file = Path(one.log) if one else log_file(state, name)
     if file is None or not file.is_file():
-        raise NoEngine(f"there is no log of {name}", hint="`warmstart status` names the engines")
-    for line in stream(file, lambda: bool(one and lease.alive(one, time.time()))) if follow else lines(file):
+        hint = f"`podman logs {other.name}` may have it" if other else f"`{hints.command('status')}` names the engines"
+        raise NoEngine(f"there is no log of {name}", hint=hint)
+    pid = other.pid if other else 0
+    began = processes.began(pid) if pid else 0
+
+    def runs() -> bool:
+        return lease.alive(one, time.time()) if one else bool(began) and processes.began(pid) == began
+
+    for line in stream(file, runs) if follow else lines(file):
         print(masking.text(line), flush=follow)
     sys.stdout.flush()
 
@@ -90,7 +103,7 @@ def split(words: Sequence[str]) -> tuple[str, list[str]]:
         at = before.index("--")
         before, dashes, after = before[:at], "--", before[at + 1 :]
     if not after or len(before) > 1 or not dashes:
-        raise UsageError("exec needs a command behind --", hint="warmstart exec [PRESET] -- vllm serve --help")
+        raise UsageError("exec needs a command behind --", hint=f"`{hints.execute('vllm serve --help')}`")
     return (before[0] if before else ""), after
 
 
@@ -98,7 +111,8 @@ def execute(state: Path, name: str, command: Sequence[str], env: dict[str, str])
     """Become a command inside an engine's container, on this terminal. Raises NoEngine."""
     one = lease.pick(lease.folder(state), name)
     if not lease.alive(one, time.time()):
-        raise NoEngine(f"{one.preset} does not run any more", hint=f"`warmstart logs {one.preset}` shows its end")
+        hint = f"`{hints.command('logs', one.preset)}` shows its end"
+        raise NoEngine(f"{one.preset} does not run any more", hint=hint)
     terminal = ["--interactive", *(["--tty"] if sys.stdin.isatty() and sys.stdout.isatty() else [])]
     run.become(["podman", "exec", *terminal, one.container, *command], env=env)
 
@@ -107,7 +121,24 @@ def _logs(state: Path, preset: str) -> Path:
     return state / "logs" / lease.container_name(preset)
 
 
-def _row(state: Path, place: Path, one: Lease, now: float) -> dict[str, Any]:
+def _stray_row(state: Path, one: Listed) -> dict[str, Any]:
+    """A container that no lease names."""
+    end = f"exit code {one.code}; `{hints.command('logs', one.preset)}` shows its end"
+    return {
+        "preset": one.preset,
+        "state": "running" if one.pid else "ended",
+        "since": one.started,
+        "port": 0,
+        "devices": (),
+        "bytes": 0,
+        "container": one.name,
+        "warning": "",
+        "log": str(log_file(state, one.preset) or ""),
+        "why": "not by a lease here" if one.pid else end,
+    }
+
+
+def _row(state: Path, place: Path, one: Lease, now: float, listed: Sequence[Listed] | None) -> dict[str, Any]:
     """One engine. The lease of one that is gone, and that nothing has to be put right for, is given back."""
     row: dict[str, Any] = {
         "preset": one.preset,
@@ -120,38 +151,42 @@ def _row(state: Path, place: Path, one: Lease, now: float) -> dict[str, Any]:
         "warning": one.warning,
         "log": one.log,
     }
-    if lease.alive(one, now):
+    if lease.alive(one, now) or (one.state == "stopping" and now < one.expires):
         return row
-    row["state"], row["why"] = _dead(state, place, one)
+    row["state"], row["why"] = _dead(state, place, one, listed)
     if one.stopped:
-        row["why"] += f"; `warmstart down {one.preset}` starts {', '.join(one.stopped)} again"
+        row["why"] += f"; `{hints.command('down', one.preset)}` starts {', '.join(one.stopped)} again"
     elif row["state"] == "gone":
         lease.release(place, one)
     return row
 
 
-def _dead(state: Path, place: Path, one: Lease) -> tuple[str, str]:
+def _dead(state: Path, place: Path, one: Lease, listed: Sequence[Listed] | None) -> tuple[str, str]:
     """What became of an engine whose first process is not there any more."""
     if one.reason:
         return "stopped", one.reason
-    from warmstart import container, probe
-
+    if listed is None:
+        return "ended", "podman can't be asked what became of its container"
     # An `up` that was killed may have started a container without having written it down.
-    seen = container.look(probe.probe(state), one.container_id or one.container)
+    same = (box for box in listed if (box.id == one.container_id if one.container_id else box.name == one.container))
+    seen = next(same, None)
     if seen is None and not one.container_id:
         return "gone", "its `up` ended before there was a container"
     if seen is None:
         return "gone", "its container was removed, and not by warmstart"
     if seen.pid:
-        pid, began = container.began(seen)
-        lease.update(place, one, container_id=seen.id, cache=seen.cache, process=pid, process_began=began)
+        from warmstart import container, probe
+
+        if whole := container.look(probe.probe(state), seen.id):
+            pid, began = container.began(whole)
+            lease.update(place, one, container_id=whole.id, cache=whole.cache, process=pid, process_began=began)
         return one.state, "its container was restarted" if one.container_id else "its `up` was killed"
-    return "ended", f"exit code {seen.code}; `warmstart logs {one.preset}` shows its end"
+    return "ended", f"exit code {seen.code}; `{hints.command('logs', one.preset)}` shows its end"
 
 
 def _line(row: dict[str, Any]) -> str:
     since = time.strftime("%H:%M", time.localtime(row["since"]))
-    told = f"{row['preset']}: {row['state']} since {since}, {', '.join(row['devices'])}"
+    told = ", ".join([f"{row['preset']}: {row['state']} since {since}", *row["devices"]])
     told += f" ({_gib(row['bytes'])})" if row["bytes"] else ""
     told += f", http://127.0.0.1:{row['port']}/v1" if row["state"] == "ready" else ""
     return told + (f"; {row['why']}" if row.get("why") else "") + (f"; {row['warning']}" if row["warning"] else "")

@@ -116,7 +116,7 @@ class SetupFailed(WarmstartError):
 
 class Busy(WarmstartError):
     code = 46
-    meaning = "another build of this arch holds the lock and --no-wait was given"
+    meaning = "another build of this arch holds the lock and --no-wait was given, or somebody keeps a cache to himself"
 
 
 class BuildFailed(WarmstartError):

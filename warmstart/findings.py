@@ -101,6 +101,9 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     runtime: str = ""  # the OCI runtime's name
     rootless: bool = False
     storage: str = ""  # folder of its images
+    tried: bool = False  # it was seen to start a container
+    conf: str = ""  # the containers.conf of ours without which it could not
+    isolation: str = ""  # "chroot": it builds, but starts no container
     exited: tuple[str, ...] = ()  # names of warmstart's containers that ended
 
 

@@ -11,9 +11,10 @@ import difflib
 import json
 import re
 import shlex
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import cache
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 from packaging.version import InvalidVersion, Version
@@ -24,6 +25,7 @@ from warmstart.known import Known
 FOLDER = "presets"
 
 Value = str | bool | tuple[str, ...]
+T = TypeVar("T")
 
 _ENV = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _FLAG = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*(\.[A-Za-z0-9_.]+)?")
@@ -136,7 +138,11 @@ class Bad(Exception):
 
 
 def check_env(root: Path, name: str, version: str = "") -> None:
-    """Raise Bad for a name that is none, or a variable that this version of vLLM does not know."""
+    """Raise Bad for a name that is none, or a variable that this version of vLLM (without one: any) does not know."""
+    _judged(root, version, lambda one, told: _check_env(root, name, one, told))
+
+
+def _check_env(root: Path, name: str, version: str, told: str) -> None:
     flags = known(root, version)
     if not _ENV.fullmatch(name):
         raise Bad(f"env.{_start(name)} is no name of a variable")
@@ -146,15 +152,39 @@ def check_env(root: Path, name: str, version: str = "") -> None:
     if flags and name.startswith("VLLM_") and name not in flags.env:
         near = nearest(name, flags.env)
         hint = f"did you mean {near}?" if near else "vllm/envs.py holds all that it reads"
-        raise Bad(f"vLLM {flags.version} does not know {name}", hint)
+        raise Bad(f"{told} does not know {name}", hint)
 
 
 def check(root: Path, key: str, value: str, version: str = "", also: Collection[str] = ()) -> tuple[str, Value | None]:
     """A flag's own name and its value as it is passed on, None when it needs no word.
 
     True stands for a switch (`no-…` for one that is switched off), a tuple for several values. Without data of the
-    version nothing is checked. `also` are keys that are no flags, for hints. Raises Bad.
+    version nothing is checked; without a version, what any known one takes is right. `also` are keys that are no flags,
+    for hints. Raises Bad.
     """
+    return _judged(root, version, lambda one, told: _check(root, key, value, one, also, told))
+
+
+def _judged(root: Path, version: str, judge: Callable[[str, str], T]) -> T:
+    """What `judge` says for a version, or else for the first known one that takes it. The Bad that it raises then is
+    the newest's, and names no version: nobody knows yet which one the image has."""
+    if version:
+        flags = known(root, version)
+        return judge(version, f"vLLM {flags.version if flags else version}")
+    first: Bad | None = None
+    for one in versions(root):
+        try:
+            return judge(one, "vLLM")
+        except Bad as bad:
+            first = first or bad
+    if first:
+        raise first
+    return judge("", "vLLM")
+
+
+def _check(
+    root: Path, key: str, value: str, version: str, also: Collection[str], told: str
+) -> tuple[str, Value | None]:
     flags = known(root, version)
     name, point, part = key.partition(".")
     if name in kept(root).ours:
@@ -167,7 +197,7 @@ def check(root: Path, key: str, value: str, version: str = "", also: Collection[
         return (key, True) if value in ("", "true") else (f"no-{key}", True) if value == "false" else (key, value)
     name = flags.alias.get(name, name)
     if name not in flags.names and name.removeprefix("no-") not in flags.switch:
-        raise Bad(f"vLLM {flags.version} has no flag --{name}", _near_key(name, flags, also))
+        raise Bad(f"{told} has no flag --{name}", _near_key(name, flags, also))
     if point and name not in flags.json:
         raise Bad(f"{name} has no parts", f"leave out .{part}")
     return _checked(name + point + part, value, flags)
@@ -188,7 +218,7 @@ def _checked(key: str, value: str, flags: Flags) -> tuple[str, Value | None]:
         try:
             if not isinstance(json.loads(value), dict):
                 raise ValueError
-        except ValueError:
+        except (ValueError, RecursionError):
             raise Bad(f"{key} takes a JSON object", f'such as {{"a": 1}}, or {key}.a = 1') from None
     if key in flags.several:
         try:

@@ -95,8 +95,7 @@ def memory(root: Path = Path("/")) -> Memory:
     kib = {}
     for line in text(root / "proc/meminfo").splitlines():
         name, _, value = line.partition(":")
-        number = value.split()[:1]
-        kib[name] = int(number[0]) if number and number[0].isdecimal() else 0
+        kib[name] = host.number("".join(value.split()[:1])) or 0
     total, free = kib.get("SwapTotal", 0), kib.get("SwapFree", 0)
     return Memory(kib.get("MemTotal", 0) << 10, kib.get("MemAvailable", 0) << 10, total << 10, (total - free) << 10)
 
@@ -166,13 +165,12 @@ def _uevent(device: Path) -> dict[str, str]:
 
 
 def _number(folder: Path | None, name: str) -> int:
-    value = text(folder / name) if folder else ""
-    return int(value) if value.isdecimal() else 0
+    return host.number(text(folder / name) if folder else "") or 0
 
 
 def _fact(file: Path, name: str) -> int:
-    found = re.search(rf"^{name} (\d+)$", text(file), re.MULTILINE)
-    return int(found[1]) if found else 0
+    found = re.search(rf"^{name} (.+)$", text(file), re.MULTILINE)
+    return host.number(found[1] if found else "") or 0
 
 
 def _pids(proc: Path) -> list[int]:
@@ -213,8 +211,8 @@ def _may_be_drm(descriptor: Path) -> bool:
 def _size(facts: dict[str, str], region: str) -> int:
     """Bytes of a region. amdgpu's own key is the older one; the kernel's common one says the same."""
     value = facts.get(f"drm-memory-{region}") or facts.get(f"drm-resident-{region}") or ""
-    number, _, unit = value.partition(" ")
-    return int(number) * UNITS.get(unit.strip(), 0) if number.isdecimal() else 0
+    size, _, unit = value.partition(" ")
+    return (host.number(size) or 0) * UNITS.get(unit.strip(), 0)
 
 
 def _from_kfd(root: Path) -> dict[int, dict[str, int]]:

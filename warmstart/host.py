@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
 from collections.abc import Collection
 from pathlib import Path
@@ -45,7 +46,8 @@ def gpus(root: Path = Path("/")) -> list[Gpu]:
     """All AMD GPUs that the KFD driver knows, in its order. Empty without the driver."""
     found = []
     folder = root / KFD_NODES
-    for node in sorted(folder.glob("*"), key=lambda p: int(p.name)) if folder.is_dir() else []:
+    nodes = [node for node in folder.glob("*") if number(node.name) is not None]
+    for node in sorted(nodes, key=lambda node: int(node.name)):
         facts = _properties(node / "properties")
         if version := facts.get("gfx_target_version", 0):
             found.append(
@@ -60,6 +62,11 @@ def gpus(root: Path = Path("/")) -> list[Gpu]:
                 )
             )
     return found
+
+
+def number(value: str) -> int | None:
+    """A number as the kernel writes one, at most 20 digits (64 bits); None for anything else."""
+    return int(value) if re.fullmatch(r"\s*[0-9]{1,20}\s*", value) else None
 
 
 def choose(found: list[Gpu]) -> tuple[Gpu | None, str]:
@@ -123,13 +130,13 @@ def processors() -> int:
 def _properties(file: Path) -> dict[str, int]:
     facts = {}
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return {}
     for line in lines:
         name, _, value = line.partition(" ")
-        if value.strip().isdigit():
-            facts[name] = int(value)
+        if (known := number(value)) is not None:
+            facts[name] = known
     return facts
 
 

@@ -14,15 +14,17 @@ import re
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
 import msgspec
 
-from warmstart import processes, run
-from warmstart.errors import DeviceHeld, NoEngine, UsageError
+from warmstart import hints, processes, run
+from warmstart.errors import DeviceHeld, InputError, NoEngine, UsageError
 
 PREFIX = "warmstart-"  # of a container's name; the preset's follows
 LIMIT = 600.0  # seconds that an `up` may take until its container runs, after which its lease expires
+
+Moment = Annotated[float, msgspec.Meta(ge=0, le=1e11)]  # what a clock can show
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,8 +35,8 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     devices: tuple[str, ...]
     bytes: int = 0  # of each device; 0: all of it
     state: Literal["starting", "ready", "stopping"] = "starting"
-    since: float  # seconds since 1970
-    expires: float  # likewise; counts until the container runs
+    since: Moment  # seconds since 1970
+    expires: Moment  # likewise; counts until the container runs
     boot: str
     owner: int  # pid of the `up`
     owner_began: int
@@ -61,10 +63,19 @@ def container_name(preset: str) -> str:
     return PREFIX + re.sub(r"[^a-zA-Z0-9_.-]", "-", preset)
 
 
-def folder(state: Path) -> Path:
-    """Where leases lie: in the user's runtime folder, which a reboot empties, or below `state` (`.warmstart`)."""
-    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
-    return Path(runtime, "warmstart") if runtime and os.path.isdir(runtime) else state / "run"
+def folder(state: Path, root: Path = Path("/")) -> Path:
+    """Where leases lie: in the user's runtime folder, which a reboot empties, or below `state` (`.warmstart`).
+
+    A start by cron or ssh may know no runtime folder where one exists: it must find the leases all the same. That of
+    root goes when root's last session ends, while root's containers stay, so that root has another.
+    """
+    user = os.getuid()
+    own = root / "run/user" / str(user)
+    runtime = Path(os.environ.get("XDG_RUNTIME_DIR") or own)
+    if user == 0 and runtime == own:
+        return root / "run/warmstart" if os.access(root / "run", os.W_OK) else state / "run"
+    usable = runtime.is_dir() and (runtime != own or own.stat().st_uid == user)
+    return runtime / "warmstart" if usable else state / "run"
 
 
 def new(preset: str, container: str, devices: tuple[str, ...], **facts: Any) -> Lease:
@@ -96,7 +107,7 @@ def read(place: Path) -> tuple[Lease, ...]:
     """All leases, stale ones too, the oldest first. A file that can't be understood counts as empty."""
     try:
         return msgspec.json.decode((place / "leases.json").read_bytes(), type=tuple[Lease, ...])
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, RecursionError, msgspec.MsgspecError):
         return ()
 
 
@@ -117,11 +128,12 @@ def pick(place: Path, name: str = "") -> Lease:
     if name:
         one = next((one for one in leases if one.preset == name), None)
         if one is None:
-            others = f"these do: {', '.join(one.preset for one in leases)}" if leases else "warmstart up starts one"
-            raise NoEngine(f"no engine of {name} runs", hint=others)
+            start = f"`{hints.command('up', name)}` starts it"
+            others = f"these do: {', '.join(one.preset for one in leases)}"
+            raise NoEngine(f"no engine of {name} runs", hint=others if leases else start)
         return one
     if not leases:
-        raise NoEngine("no engine runs", hint="warmstart up PRESET starts one")
+        raise NoEngine("no engine runs", hint=f"`{hints.command('up', '…')}` starts one")
     if len(leases) > 1:
         raise UsageError("several engines run", hint=f"name one: {', '.join(one.preset for one in leases)}")
     return leases[0]
@@ -150,7 +162,9 @@ def take(place: Path, wanted: Lease, capacity: Mapping[str, int]) -> tuple[Lease
 
 def refuse_same(holder: Lease) -> NoReturn:
     """Raise DeviceHeld for an engine that runs already."""
-    hint = f"it answers on port {holder.port}; warmstart down {holder.preset} stops it"
+    at = {"ready": f"it answers on port {holder.port}", "stopping": "it is being stopped"}
+    yet = f"it doesn't answer yet: `{hints.command('status')}` shows when it does"
+    hint = f"{at.get(holder.state, yet)}; `{hints.command('down', holder.preset)}` stops it"
     raise DeviceHeld(f"{holder.preset} runs already ({holder.state} since {_clock(holder)})", hint=hint)
 
 
@@ -202,7 +216,7 @@ def _conflict(wanted: Lease, sharing: list[Lease], capacity: int) -> str:
 
 def _held(device: str, holder: Lease, why: str) -> DeviceHeld:
     told = f"{device} is held by {holder.preset} ({holder.state} since {_clock(holder)}): {why}"
-    return DeviceHeld(told, hint=f"warmstart down {holder.preset} stops it")
+    return DeviceHeld(told, hint=f"`{hints.command('down', holder.preset)}` stops it")
 
 
 def _clock(lease: Lease) -> str:
@@ -215,7 +229,11 @@ def _changing(place: Path) -> Iterator[list[Lease]]:
     if run.recorder.on:
         yield list(read(place))
         return
-    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as bad:
+        told = f"{place} can't be made, where leases of devices lie: {bad.strerror}"
+        raise InputError(told, hint="remove what is in its place") from None
     with (place / "leases.lock").open("a", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         leases = list(read(place))

@@ -200,5 +200,8 @@ class Clock:
         return at if fine else min(now + self._shift, at + 0.999)
 
     def read(self, now: float) -> float:
-        """The time here at a moment (seconds since 1970) at which nothing was written."""
-        return self.at if self._shift is None else max(self.at, now + self._shift)
+        """The time here at a moment (seconds since 1970) at which nothing was written, maybe not yet anything."""
+        shift = self._shift
+        if shift is None and self._started is not None:
+            shift = -self._started
+        return self.at if shift is None else max(self.at, now + shift)

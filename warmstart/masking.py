@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 MASK = "***"
 
-# Names by their parts, so that MAX_TOKENS and TOKENIZERS_PARALLELISM are no secrets, and a file with one is none.
-_SECRET = frozenset("token key keys apikey secret secrets password passwd passphrase credential credentials".split())
-_PLAIN = frozenset("max min num length len limit count path file dir parser mode".split())
+# Names by their parts. Whatever stands beside one of the first is secret, too; one of the second may be harmless: a
+# number, as in TOKEN_LIMIT, or where one lies, as in KEY_PATH. Several tokens are a text's (MAX_TOKENS).
+_SECRET = frozenset(
+    "apikey secret secrets password passwd pass pwd passphrase passcode pat credential credentials".split()
+)
+_DOUBTFUL = frozenset("token key keys auth".split())
+_JOINED = re.compile(r"(?:password|passwd|(?<!^tik)token|secret|apikey)$")  # HFTOKEN, but TIKTOKEN_ENCODINGS_BASE
+_COUNT = frozenset("max min num total length len limit count threshold".split())
+_PLACE = frozenset("path file dir sock parser mode".split())
+_PASSES = re.compile(r"pass_config(?![a-z])")  # of a compiler
 
 # Tokens that name their kind by their first letters: Hugging Face, GitHub, OpenAI-like API keys.
 _TOKEN = re.compile(
@@ -23,9 +31,11 @@ _ENV_OPTIONS = frozenset(("-e", "--env", "--set"))
 
 def secret(name: str) -> bool:
     """Whether a variable, flag or key of that name holds a secret: HF_TOKEN, api-key, env.MY_PASSWORD."""
-    spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name)
-    parts = set(re.split(r"[^a-z]+", spaced.lower()))
-    return bool(parts & _SECRET) and not parts & _PLAIN
+    spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+    parts = re.findall(r"[a-z]+", _PASSES.sub("", spaced))
+    if any(part in _SECRET or (part not in _DOUBTFUL and _JOINED.search(part)) for part in parts):
+        return True
+    return bool(_DOUBTFUL & set(parts)) and not _harmless(parts)
 
 
 def text(value: str) -> str:
@@ -56,6 +66,12 @@ def words(command: Sequence[str]) -> list[str]:
         hidden = option and "=" not in word and word not in _ENV_OPTIONS and secret(word)
         shown.append(_word(word))
     return shown
+
+
+def _harmless(parts: Sequence[str]) -> bool:
+    """Whether tokens and keys are only counted in a name of these parts, or it says where one lies."""
+    beside = {near for one, two in pairwise(parts) for near in (one, two) if {one, two} & _DOUBTFUL}
+    return parts[-1] in _PLACE or bool(beside & _COUNT)
 
 
 def _word(word: str) -> str:

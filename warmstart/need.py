@@ -5,16 +5,22 @@ No tensor is read. Sizes are bytes of the whole model; what several GPUs share i
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from warmstart import presets
 from warmstart.errors import InputError
 from warmstart.limits import Guess
 
+INDEX = "model.safetensors.index.json"
+MOST_LAYERS = 10_000  # far above any model's; the kinds of layers are counted one by one
+MOST = 1 << 60  # bytes, or of anything else
 HEADER_LIMIT = 100_000_000  # the format's own limit of a header's size
 TYPES = {"float32": 4, "float16": 2, "bfloat16": 2}
 STATE_TYPE = "float32"  # of a linear-attention layer's state where the configuration says nothing: the larger choice
@@ -47,10 +53,10 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
 
 def find(model: str, hub: Path) -> Path | None:
     """The folder of a model: itself, or its snapshot in the Hugging Face cache `hub` (…/hub). None: not there."""
-    folder = Path(model)
+    folder = presets.model_folder(model)
     try:
-        if folder.is_dir():
-            return folder
+        if folder:
+            return folder if folder.is_dir() else None
         snapshots = hub / f"models--{model.replace('/', '--')}" / "snapshots"
         main = snapshots.parent / "refs" / "main"
         if main.is_file() and (snapshots / main.read_text(encoding="utf-8").strip()).is_dir():
@@ -67,7 +73,10 @@ def read(folder: Path | None, weights_gb: str = "", name: str = "", rates: Guess
     Raises InputError for files that are broken, and where nothing says how large the weights are.
     """
     config = _json(folder / "config.json") if folder and (folder / "config.json").is_file() else {}
-    weights, source = _weights(folder) if folder else (0, "")
+    weights, source = 0, ""
+    if folder:
+        with _understood(folder / INDEX):
+            weights, source = _weights(folder)
     if not weights:
         try:
             weights, source = int(float(weights_gb) * 1e9), "the preset"
@@ -80,10 +89,25 @@ def read(folder: Path | None, weights_gb: str = "", name: str = "", rates: Guess
             "nothing says how large the model is: its files are not here, and the preset has no weights-gb",
             hint="fetch the model first, or give its size: --set weights-gb=11",
         )
+    with _understood((folder or Path()) / "config.json"):
+        return _bounded(_model(config, weights, source))
+
+
+@contextlib.contextmanager
+def _understood(file: Path) -> Iterator[None]:
+    """Raises InputError where a file's values are not of a model's kinds."""
     try:
-        return _model(config, weights, source)
-    except (TypeError, ValueError, ZeroDivisionError, AttributeError) as bad:
-        raise InputError(f"config.json of {folder} can't be understood: {bad}", hint="is it a model's?") from None
+        yield
+    except (TypeError, ValueError, KeyError, ZeroDivisionError, AttributeError, OverflowError) as bad:
+        told = f"{file.name} of {file.parent} can't be understood: {type(bad).__name__}, {bad}"
+        raise InputError(told[:300], hint="is it a model's?") from None
+
+
+def _bounded(model: Model) -> Model:
+    numbers = [value for value in msgspec.structs.astuple(model) if isinstance(value, int)]
+    if wrong := [number for number in (*numbers, *model.windows) if not 0 <= number <= MOST]:
+        raise ValueError(f"a value is {'negative' if wrong[0] < 0 else 'far too large'}")
+    return model
 
 
 def guess(name: str, rates: Guess) -> int:
@@ -107,7 +131,7 @@ def header_bytes(file: Path) -> int:
         return sum(int(end) - int(begin) for begin, end in spans)
     except OSError as bad:
         raise InputError(f"{file} can't be read: {bad.strerror}") from None
-    except (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError):
+    except (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError, OverflowError):
         raise InputError(
             f"{file} is no safetensors file", hint="fetch it again: a download may have broken off"
         ) from None
@@ -115,7 +139,7 @@ def header_bytes(file: Path) -> int:
 
 def _weights(folder: Path) -> tuple[int, str]:
     """The size of the weights and where it is from; 0 where a file of several is missing and no index says the sum."""
-    index = folder / "model.safetensors.index.json"
+    index = folder / INDEX
     if index.is_file():
         content = _json(index)
         names = sorted({str(name) for name in dict(content.get("weight_map", {})).values()})
@@ -132,6 +156,8 @@ def _weights(folder: Path) -> tuple[int, str]:
 def _model(config: dict[str, Any], weights: int, source: str) -> Model:
     own = config.get("text_config") or config.get("llm_config") or config
     layers = int(own.get("num_hidden_layers") or 0)
+    if not 0 <= layers <= MOST_LAYERS:
+        raise ValueError(f"no model has so many layers: {str(layers)[:20]}")
     if not layers:
         return Model(weights=weights, source=source)
     heads = int(own.get("num_attention_heads") or 1)

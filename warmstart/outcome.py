@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from warmstart import diagnosis, lease, log, logline, masking, run, starts
+from warmstart import diagnosis, hints, lease, log, logline, masking, run, starts
 from warmstart.errors import EngineStopped, MemoryPressure, StartFailed
 from warmstart.lease import Lease
 from warmstart.startup import Startup
@@ -31,7 +31,7 @@ def ended(place: Path, preset: str, startup: Startup) -> StartFailed | EngineSto
         return MemoryPressure(f"{preset} was stopped: {one.reason}", hint="docs/memory.md says what counts")
     if startup.state == "gone" or one is None or one.state == "stopping":
         told = f"{preset} was stopped or removed by somebody else while it started ({title})"
-        return EngineStopped(told, hint=f"`warmstart up {preset}` starts it again")
+        return EngineStopped(told, hint=f"`{hints.command('up', preset)}` starts it again")
     if lines:
         log.info(f"the end of {startup.seen.log}:\n{diagnosis.tail(lines)}")
     code = startup.seen.code
@@ -39,5 +39,7 @@ def ended(place: Path, preset: str, startup: Startup) -> StartFailed | EngineSto
     means = known.means if known else record.error or run.SIGNALS.get(code, f"exit code {code}")
     if known and known.line:
         log.info(f"  > {known.line}")
-    hint = known.remedy if known else record.hint or f"the whole log: warmstart logs {preset}"
+    remedy = hints.reworded(known.remedy) if known else record.hint
+    whole = f"`{hints.command('logs', preset)}` shows its whole log"
+    hint = f"{remedy}; {whole}" if remedy else whole
     return StartFailed(f"{preset} ended in the phase {title} (exit code {code}): {masking.text(means)}", hint=hint)

@@ -256,11 +256,10 @@ class Reader:
 
 
 def _compile(counters: dict[str, int]) -> Compile:
-    if counters.get("graphs_compiled"):
+    loaded = counters.get("graphs_from_cache") or counters.get("aot_loaded")
+    if counters.get("graphs_compiled") or (counters.get("aot_saved") and not loaded):
         return "cold"
-    if counters.get("graphs_from_cache") or counters.get("aot_loaded"):
-        return "warm"
-    return "eager" if counters.get("eager") else "unknown"
+    return "warm" if loaded else "eager" if counters.get("eager") else "unknown"
 
 
 def read(lines: Iterable[str], started: float | None = None) -> StartRecord:

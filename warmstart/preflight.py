@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import threading
 from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 
-from warmstart import engine, gpus, guard, holders, host, lease, limits, log, need, ports, presets, sizes
+from warmstart import engine, gpus, guard, hints, holders, host, lease, limits, log, need, ports, presets, sizes
 from warmstart.engine import Capabilities, ImageInfo
 from warmstart.errors import DeviceHeld, DiskFull, ImageMissing, ModelMissing, PortTaken, PresetUnfit
 from warmstart.gpus import Gpu
@@ -17,6 +21,9 @@ from warmstart.presets import Preset
 
 REPOSITORY = "localhost/warmstart/vllm"
 CPU = "cpu"  # the device of an image without a GPU
+HUB = "https://huggingface.co"
+PROXIES = ("https_proxy", "all_proxy")  # in either case: podman hands them on, and then names are resolved elsewhere
+ASK = 2.0  # seconds after which a name server that is silent is no reason for anything
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,7 +132,7 @@ def judge(
     told = guard.judge(used, gpus.memory(root), model, preset.flags, bounds, preset.env, promised, force=force)
     if not told.fits and (sharing := [one for one in live if set(one.devices) & set(devices(used))]):
         who = ", ".join(one.preset for one in sharing)
-        hint = f"warmstart down {sharing[0].preset} makes room; {told.hint}"
+        hint = f"`{hints.command('down', sharing[0].preset)}` makes room; {told.hint}"
         raise DeviceHeld(f"no room beside {who}: {told.reason}", hint=hint)
     guard.require(told)
     for note in told.notes:
@@ -146,7 +153,7 @@ def capacity(ready: Ready, live: Sequence[Lease]) -> dict[str, int]:
 
 def port_free(preset: Preset, live: Sequence[Lease], root: Path = Path("/")) -> None:
     """Raise PortTaken, saying by whom, when something listens on the preset's port."""
-    hint = f"choose another: --set port={preset.port + 1}"
+    hint = "choose another: " + hints.options(f"--set port={preset.port + 1}")
     for one in live:
         if one.port == preset.port:
             raise PortTaken(f"port {preset.port} is taken by {one.preset} ({one.state})", hint=hint)
@@ -160,7 +167,7 @@ def model_there(preset: Preset, hub: Path, bytes_needed: int) -> None:
     if folder or preset.model.startswith(presets.MODELS):
         place = folder or hub.parent / preset.model.removeprefix(presets.MODELS).lstrip("/")
         if not place.is_dir():
-            hint = "--set model=/its/folder, or a name on Hugging Face such as Qwen/Qwen3-0.6B"
+            hint = hints.options("--set model=/its/folder") + ", or a name on Hugging Face such as Qwen/Qwen3-0.6B"
             raise ModelMissing(f"there is no model in {place}", hint=hint)
         if not (place / "config.json").is_file():
             raise ModelMissing(f"{place} holds no model: no config.json", hint="name the folder that has it")
@@ -170,6 +177,34 @@ def model_there(preset: Preset, hub: Path, bytes_needed: int) -> None:
             f"{preset.model} needs {bytes_needed / 1e9:.1f} GB below {hub}, {free / 1e9:.1f} GB are free",
             hint="free some space (`hf cache delete`), or set HF_HOME to a larger disk",
         )
+
+
+def hub_there(preset: Preset, hub: Path) -> None:
+    """Warn when a model has to be fetched from a host that has no address here: vLLM finds that out much later."""
+    if presets.model_folder(preset.model) or preset.model.startswith(presets.MODELS) or need.find(preset.model, hub):
+        return
+    env = os.environ | preset.env
+    if "HF_HUB_OFFLINE" in preset.env or any(env.get(name) or env.get(name.upper()) for name in PROXIES):
+        return
+    host_name = urlsplit(preset.env.get("HF_ENDPOINT") or HUB).hostname or ""
+    if not _has_address(host_name):
+        log.warn(f"{preset.model} is not in {hub}, and {host_name} can't be resolved here: it can't be fetched")
+
+
+def _has_address(name: str) -> bool:
+    """Whether a host's name can be resolved; only a plain no is one, not silence."""
+    no: list[OSError] = []
+
+    def ask() -> None:
+        try:
+            socket.getaddrinfo(name, 443)
+        except (OSError, UnicodeError) as failed:
+            no.append(OSError(failed))
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(ASK)
+    return not no
 
 
 def not_held(found: tuple[str, ...], live: Sequence[Lease], *, force: bool, root: Path = Path("/")) -> None:

@@ -17,7 +17,7 @@ SET = "--set"
 # The keys of a preset that are no flags of vLLM.
 OURS = {
     "image": "the image; without one it is the image of the machine's arch",
-    "model": "a name on Hugging Face, a folder of this machine (/…, ~/…), or one in the mounted cache (/models/…)",
+    "model": "a name on Hugging Face, a folder of this machine (/…, ~/…, ./…), or one in the mounted cache (/models/…)",
     "archs": "the archs that the preset is for; none: any",
     "port": "the port on this machine's 127.0.0.1",
     "notes": "what was measured, and by whom",
@@ -31,16 +31,34 @@ _COMMENT = re.compile(r"\s[#;]")
 
 
 def sections(root: Path) -> dict[str, tuple[str, dict[str, str]]]:
-    """All presets: name → its file and its keys, those of the file's [global] below its own."""
-    found: dict[str, tuple[str, dict[str, str]]] = {}
-    for path in sorted((root / FOLDER).glob("*.ini")):
-        sections = _read(path)
-        common = sections.pop(GLOBAL, {})
-        for name, own in sections.items():
-            if name in found:
-                raise bad(path.name, f"preset {name} is in {found[name][0]}, too", "give one of them another name")
-            found[name] = (path.name, common | own)
+    """All presets: name → its file and its keys, those of the file's [global] below its own. Raises PresetError."""
+    found, broken = scan(root)
+    for problem in broken.values():
+        raise problem
     return found
+
+
+def scan(root: Path) -> tuple[dict[str, tuple[str, dict[str, str]]], dict[str, PresetError]]:
+    """The presets of all files that can be read, and what is wrong with the others: file → error.
+
+    A preset that two files have is in neither: which one is meant can't be told.
+    """
+    found: dict[str, tuple[str, dict[str, str]]] = {}
+    broken: dict[str, PresetError] = {}
+    twice: set[str] = set()
+    for path in sorted((root / FOLDER).glob("*.ini")):
+        try:
+            read = _read(path)
+        except PresetError as problem:
+            broken[path.name] = problem
+            continue
+        common = read.pop(GLOBAL, {})
+        for name in read.keys() & found.keys():
+            told = f"preset {name} is in {found[name][0]}, too"
+            broken[path.name] = bad(path.name, told, "give one of them another name")
+            twice.add(name)
+        found |= {name: (path.name, common | own) for name, own in read.items() if name not in found}
+    return {name: one for name, one in found.items() if name not in twice}, broken
 
 
 def _read(path: Path) -> dict[str, dict[str, str]]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from warmstart import masking, presetfiles, presets, runline, tables
+from warmstart.errors import PresetError
 from warmstart.presets import Preset
 
 
@@ -16,11 +17,27 @@ def rows(root: Path) -> list[dict[str, Any]]:
     return [_row(presets.masked(presets.load(root, name))) for name in presets.names(root)]
 
 
+def listed(root: Path) -> tuple[list[dict[str, Any]], list[PresetError]]:
+    """The same with a row for each preset and file that is broken, its `problem` said, and these errors."""
+    found, broken = presetfiles.scan(root)
+    files = {f"{presetfiles.FOLDER}/{file}": problem for file, problem in broken.items()}
+    told, errors = [_broken(where, problem) for where, problem in files.items()], list(broken.values())
+    for name in found:
+        try:
+            told.append(_row(presets.masked(presets.load(root, name))))
+        except PresetError as problem:
+            told.append(_broken(name, problem))
+            errors.append(problem)
+    return sorted(told, key=lambda row: str(row["name"])), errors
+
+
 def text(found: list[dict[str, Any]]) -> str:
     """The list as a table."""
     head = ["preset", "model", "archs", "port", "notes"]
     cells = [
         [row["name"], row["model"] or "--set model=…", " ".join(row["archs"]) or "any", str(row["port"]), _notes(row)]
+        if not row["problem"]
+        else [row["name"], "", "", "", f"broken: {row['problem']}"]
         for row in found
     ]
     return tables.grid([head, *cells])
@@ -46,7 +63,11 @@ def one(preset: Preset) -> str:
 
 def _row(preset: Preset) -> dict[str, Any]:
     keys = ("name", "model", "archs", "port", "notes", "refused", "image", "file")
-    return {key: getattr(preset, key) for key in keys}
+    return {**{key: getattr(preset, key) for key in keys}, "problem": ""}
+
+
+def _broken(where: str, problem: PresetError) -> dict[str, Any]:
+    return {**_row(Preset(name=where)), "problem": problem.message}
 
 
 def _notes(row: dict[str, Any]) -> str:

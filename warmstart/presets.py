@@ -7,6 +7,7 @@ A [global] section holds for all presets of its file. What is on the command lin
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,8 @@ from warmstart.profile import ARCH_NAME
 PORT = 8000  # on the host; inside the container vLLM always listens on its own 8000
 MODELS = "/models"  # HF_HOME in the image: the user's Hugging Face cache is mounted there
 FOLDER_INSIDE = "/model"  # where a model that is a folder of the host is mounted, below this by its name
+
+READ = (".json", ".safetensors", ".bin", ".pt", ".gguf", ".model")  # files of a model's folder that vLLM reads
 
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*")
 
@@ -44,11 +47,14 @@ class Preset(msgspec.Struct, frozen=True):
 
 
 def load(root: Path, name: str, sets: Mapping[str, str] | None = None, version: str = "") -> Preset:
-    """The preset of that name with `sets` over it, its flags checked against that version of vLLM (the newest known).
+    """The preset of that name with `sets` over it, its flags checked against that version of vLLM (any known one).
 
-    Raises UnknownPreset, and PresetError for what is wrong in the file or in `sets`.
+    Raises UnknownPreset, and PresetError for what is wrong in the file or in `sets`. A broken file matters only where
+    no other one has the preset.
     """
-    found = presetfiles.sections(root)
+    found, broken = presetfiles.scan(root)
+    if name not in found and broken:
+        raise next(iter(broken.values()))
     if name not in found:
         near = difflib.get_close_matches(name, found, n=1, cutoff=0.4) or [
             n for n in found if name.lower() in n.lower()
@@ -76,14 +82,17 @@ def sets(words: Sequence[str]) -> dict[str, str]:
 
 
 def usable(preset: Preset, arch: str = "", *, force: bool = False) -> None:
-    """Raise PresetUnfit for a preset that is for another arch than `arch`, or refused; PresetError without a model."""
+    """Raise PresetUnfit for a preset that is for another arch than `arch`, or refused; PresetError for no model, or one
+    that can't be served as it is named."""
     if preset.refused and not force:
         raise PresetUnfit(f"{preset.name} is refused: {preset.refused}", hint="--force tries all the same")
     if arch and preset.archs and arch not in preset.archs:
         hint = f"it is for {', '.join(preset.archs)}; `presets` lists those for any arch"
         raise PresetUnfit(f"{preset.name} is not for {arch}", hint=hint)
     if not preset.model:
-        raise PresetError(f"{preset.name} names no model", hint="name it: --set model=a/model, or a folder")
+        hint = "a name on Hugging Face, or a folder of this machine"
+        raise PresetError(f"{preset.name} names no model: --set model=…", hint=hint)
+    _servable(preset.model)
 
 
 def command(preset: Preset) -> list[str]:
@@ -109,12 +118,38 @@ def model_inside(model: str) -> str:
 
 def model_folder(model: str) -> Path | None:
     """The folder of this machine that is the model; None for one that is fetched or lies in the mounted cache."""
-    if not model.startswith(("/", "~", "./", "../")) or model == MODELS or model.startswith(f"{MODELS}/"):
+    whole = f"{model}/"  # with its end, so that ".." and "/models" are no cases of their own
+    if not model or not whole.startswith(("/", "~", "./", "../")) or whole.startswith(f"{MODELS}/"):
         return None
     try:
-        return Path(model).expanduser().absolute()
+        return Path(os.path.abspath(Path(model).expanduser()))  # without "..": its last part is its name inside
     except RuntimeError:
         raise PresetError(f"model {model}: there is no such user", hint="write the whole path") from None
+
+
+def _servable(model: str) -> None:
+    """Raise PresetError for a folder that is named as if it were on Hugging Face, and for one of links out of it."""
+    folder = model_folder(model)
+    if folder is None:
+        if not model.startswith("/") and Path(model).is_dir():
+            raise PresetError(f"model {model}: did you mean ./{model}?", hint="a folder begins with /, ~, ./ or ../")
+        return
+    top = folder.resolve()
+    files = [file for file in sorted(top.glob("*")) if file.suffix in READ]
+    if outside := next((file for file in files if not file.resolve().is_relative_to(top)), None):
+        told = f"model {folder}: its files are links into {outside.resolve().parent}, which the container does not see"
+        raise PresetError(told, hint=_named(top) or f"`cp -rL {folder} …` copies it whole, with its files")
+
+
+def _named(folder: Path) -> str:
+    """How to name a model by its folder in a Hugging Face cache; empty for a folder elsewhere."""
+    for place in folder.parents:
+        if place.name.startswith("models--"):
+            home, own = place.parents[1], os.environ.get("HF_HOME") or "~/.cache/huggingface"
+            other = "" if Path(own).expanduser().resolve() == home else f", with HF_HOME={home}"
+            name = place.name.removeprefix("models--").replace("--", "/")
+            return f"name the model instead: --set model={name}{other}"
+    return ""
 
 
 def masked(preset: Preset) -> Preset:
@@ -134,6 +169,10 @@ def _preset(root: Path, name: str, file: str, own: dict[str, str], over: dict[st
     """One preset from its keys. Raises PresetError, naming `--set` for what came from there."""
     over = presetfiles.spelled(presetfiles.SET, over)
     merged = own | over
+
+    def where(*keys: str) -> str:
+        return presetfiles.SET if over.keys() & set(keys) else f"{file} [{name}]"
+
     flags: dict[str, vllm.Value] = {}
     env: dict[str, str] = {}
     for key, value in merged.items():
@@ -148,26 +187,27 @@ def _preset(root: Path, name: str, file: str, own: dict[str, str], over: dict[st
                 flags.pop(flag.removeprefix("no-"), None)
                 flags |= {} if held is None else {flag: held}
         except vllm.Bad as bad:
-            raise presetfiles.bad(presetfiles.SET if key in over else f"{file} [{name}]", bad.what, bad.hint) from None
+            raise presetfiles.bad(where(key), bad.what, bad.hint) from None
     if {"HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"} <= env.keys():
         hint = "the second counts within the first and hides GPUs that were meant"
-        raise presetfiles.bad(f"{file} [{name}]", "HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES are both set", hint)
-    where = f"{file} [{name}]"
+        told = "HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES are both set"
+        raise presetfiles.bad(where("env.HIP_VISIBLE_DEVICES", "env.ROCR_VISIBLE_DEVICES"), told, hint)
     image, model = merged.get("image", ""), merged.get("model", "")
     if image and not _IMAGE.fullmatch(image):
-        raise presetfiles.bad(where, f"{masking.text(image)!r} is no image", "image = localhost/warmstart/vllm:gfx1151")
+        hint = "image = localhost/warmstart/vllm:gfx1151"
+        raise presetfiles.bad(where("image"), f"{masking.text(image)!r} is no image", hint)
     if model.startswith("-") or ":" in model:
-        raise presetfiles.bad(where, f"model can't be {masking.text(model)!r}", presetfiles.OURS["model"])
+        raise presetfiles.bad(where("model"), f"model can't be {masking.text(model)!r}", presetfiles.OURS["model"])
     return Preset(
         name=name,
         image=image,
-        archs=_archs(where, merged.get("archs", "")),
+        archs=_archs(where("archs"), merged.get("archs", "")),
         model=model,
-        port=_port(where, merged.get("port", str(PORT))),
+        port=_port(where("port"), merged.get("port", str(PORT))),
         env=env,
         flags=flags,
         notes=merged.get("notes", ""),
-        weights_gb=_number(where, merged.get("weights-gb", "")),
+        weights_gb=_number(where("weights-gb"), merged.get("weights-gb", "")),
         prequantised=merged.get("prequantised", ""),
         refused=merged.get("refused", ""),
         file=file,

@@ -43,9 +43,7 @@ BINARIES = (
     "pasta",
     "newuidmap",
 )
-VARIABLES = tuple(
-    v for v in run.PASSED if v.startswith(("CONTAINERS_", "BUILDAH_", "STORAGE_", "XDG_", "HOME"))
-)
+VARIABLES = tuple(v for v in run.PASSED if v.startswith(("CONTAINERS_", "BUILDAH_", "STORAGE_", "XDG_", "HOME")))
 CONF = ("CONTAINERS_CONF_OVERRIDE", "CONTAINERS_CONF")
 VERSION = 1  # of what is kept in engine.json
 
@@ -75,9 +73,7 @@ def probe(state: Path) -> Capabilities:
     state = state.resolve()
     for name in ENGINES:
         if run.program(name) is None:
-            raise EngineMissing(
-                f"{name} is not installed", hint="tools/setup run engine, or make image, installs it"
-            )
+            raise EngineMissing(f"{name} is not installed", hint="tools/setup run engine, or make image, installs it")
     with _not_ours(state / "containers.conf"):
         key, file = _key(), state / "engine.json"
         if (kept := _kept(file, key)) is not None:
@@ -92,6 +88,13 @@ def probe(state: Path) -> Capabilities:
     part.write_bytes(msgspec.json.encode({"key": key, "capabilities": proven}))
     part.replace(file)
     return proven
+
+
+def known(state: Path) -> Capabilities | None:
+    """What an earlier call of `probe` found, as long as it still holds. Starts no process, writes nothing."""
+    state = state.resolve()
+    with _not_ours(state / "containers.conf"):
+        return _kept(state / "engine.json", _key())
 
 
 def environment(caps: Capabilities) -> dict[str, str]:

@@ -141,6 +141,8 @@ def _skopeo(caps: Capabilities, ref: Ref, verb: str, *words: str, always: bool =
                 f"{ref.registry} refuses {ref.exact.partition('/')[2]}: {reason}", hint=hint
             ) from None
         hint = "set https_proxy, or name a mirror in registries.conf (CONTAINERS_REGISTRIES_CONF)"
+        if on_loopback(ref):
+            hint = "it is on this machine: does it run, and on that port?"
         raise Unreachable(f"registry {ref.registry} does not answer: {reason}", hint=hint) from None
 
 

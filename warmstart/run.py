@@ -154,6 +154,25 @@ def detach(argv: Sequence[str | Path], *, log_file: Path, env: Mapping[str, str]
     return os.posix_spawn(path, words, environment(env), file_actions=files, setsid=True, setsigdef=unmask)
 
 
+def glance(argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> str | None:
+    """The stdout of a query that takes milliseconds, at a third of what `run` costs; None when it fails."""
+    path = program(argv[0])
+    if path is None:
+        return None
+    log.debug("+ " + shlex.join(argv))
+    ours, theirs = os.pipe()
+    files = [
+        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_DUP2, theirs, 1),
+        (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
+    ]
+    with open(ours, encoding="utf-8", errors="replace") as out:
+        with open(theirs, "wb"):
+            pid = os.posix_spawn(path, list(argv), environment(env), file_actions=files)
+        text = out.read()
+    return text if os.waitpid(pid, 0)[1] == 0 else None
+
+
 def become(argv: Sequence[str | Path], *, env: Mapping[str, str] | None = None) -> NoReturn:
     """Let a command take the place of this process, terminal and all. Raises EngineMissing when it isn't installed."""
     words = [str(a) for a in argv]

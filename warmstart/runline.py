@@ -131,6 +131,9 @@ def several(preset: Preset) -> bool:
 def volumes(preset: Preset, models: str) -> list[str]:
     """The cache volume, the user's model cache as it is, and a model that is a folder, read-only. Raises InputError."""
     folder = presets.model_folder(preset.model)
+    if not f"{models}{folder or ''}".isprintable():
+        told = f"{str(folder or models)!r}: a folder with such characters in its name can't be mounted"
+        raise InputError(told, hint="give it another name")
     if ":" in f"{models}{folder or ''}":
         raise InputError(f"{folder or models}: a folder with a colon can't be mounted", hint="give it another name")
     own = [f"{folder}:{presets.model_inside(preset.model)}:ro"] if folder else []

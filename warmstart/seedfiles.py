@@ -134,5 +134,5 @@ def _children(group: Path) -> list[str]:
     try:
         paths = json.loads(group.read_bytes())["child_paths"]
         return [str(name) for name in paths if "/" not in name]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return []

@@ -110,11 +110,13 @@ def read(labels: Mapping[str, str]) -> Facts:
     if not re.fullmatch(cachedir.KEY, words["cache_key"]) or not all(word.isprintable() for word in words.values()):
         raise SeedDamaged("the seed's labels can't be read", hint=AGAIN)
     tiers = seedtiers.ordered(words["tiers"].split(","))
+    if not all(re.fullmatch(r"[0-9]{0,5}", words[name]) for name in ("cu", "wave")):
+        raise SeedDamaged("the seed's labels can't be read", hint=AGAIN)
     try:
         numbers = {name: int(words[name] or 0) for name in ("cu", "wave")}
         facts = msgspec.convert(words | numbers | {"tiers": tiers}, Facts)
         told = json.loads(labels.get(f"{MCV}summary", ""))
-    except (ValueError, msgspec.ValidationError):
+    except (ValueError, RecursionError, msgspec.ValidationError):
         raise SeedDamaged("the seed's labels can't be read", hint=AGAIN) from None
     if not tiers or ",".join(tiers) != labels[f"{OWN}tiers"]:
         raise SeedMismatch(
@@ -131,7 +133,7 @@ AGAIN = "get it again, from where it was made"
 def size(labels: Mapping[str, str]) -> tuple[int, str]:
     """The bytes of its files and the sha256 of their list, as the labels say. Raises SeedDamaged."""
     told, digest = labels.get(f"{MCV}cache-size-bytes", ""), labels.get(f"{OWN}manifest", "")
-    if not told.isdecimal() or len(told) > 18 or not digest.startswith("sha256:"):
+    if not re.fullmatch(r"[0-9]{1,18}", told) or not digest.startswith("sha256:"):
         raise SeedDamaged("the seed's labels don't say what is in it", hint=AGAIN)
     return int(told), digest.removeprefix("sha256:")
 

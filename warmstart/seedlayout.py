@@ -114,7 +114,7 @@ def read(folder: Path) -> Image:
         config = _checked(folder, config_digest(manifest))
     except FileNotFoundError:
         raise NothingToSeed(f"there is no seed in {folder}", hint="seed ls lists those of here") from None
-    except (OSError, ValueError, LookupError, TypeError) as bad:
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as bad:
         raise SeedDamaged(f"the seed in {folder} can't be read: {bad}", hint=AGAIN) from None
     return parse(digest, manifest, config)
 
@@ -141,6 +141,7 @@ def parse(digest: str, manifest: bytes, config: bytes) -> Image:
     except (msgspec.MsgspecError, RecursionError):
         raise SeedMismatch("that is no seed: its config has no labels", hint="seed ls lists those of here") from None
     facts = seedlabels.read(told.config.labels)
+    seedlabels.size(told.config.labels)
     if len(layers) != 1 or layers[0].media_type != LAYER or len(told.rootfs.diff_ids) != 1:
         raise SeedDamaged("a seed has one layer, compressed by gzip", hint="push it as it is: seed push")
     if not 0 < layers[0].size <= seedtiers.table().limits.bytes:

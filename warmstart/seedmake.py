@@ -15,6 +15,8 @@ from warmstart.probe import Capabilities, environment
 from warmstart.seedlabels import Facts
 from warmstart.seedstore import FOLDER, NAME, Seed
 
+MODEL = "--preset NAME (with --set model=… where it names none), or --model and --flags"  # how artefacts are asked for
+
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     """What `seed make` was asked for."""
@@ -31,6 +33,10 @@ def make(state: Path, caps: Capabilities, plan: Plan, wanted: Wanted) -> Seed:
 
     Raises NothingToSeed, SeedUnsafe for a cache with secrets in it, InputError, UsageError.
     """
+    tiers = wanted.tiers or seedtiers.TIERS[: 3 if wanted.model else 2]
+    if plan.arch == "cpu" and (not wanted.model or set(wanted.tiers) - {"artefacts"}):
+        told = "a seed of the cpu image holds artefacts alone, of one model and its flags: the image has no Triton"
+        raise UsageError(told, hint=MODEL)
     top = cachedir.locate(caps, wanted.source)
     top = top.parent if top.name == plan.cache_key else top
     if plan.cache_key not in (found := cachedir.keys(top)):
@@ -39,7 +45,6 @@ def make(state: Path, caps: Capabilities, plan: Plan, wanted: Wanted) -> Seed:
         raise NothingToSeed(f"{wanted.source} holds no caches of {plan.cache_key}", hint=hint)
     with seedstore.work(state) as work, seedplace.cache(top, plan.cache_key) as key:
         (work / "files").mkdir()
-        tiers = wanted.tiers or seedtiers.TIERS[: 3 if wanted.model else 2]
         known = _host(key)
         cu = _compute_units(key, plan.arch, known, wanted.cu) if set(tiers) & set(seedlabels.MACHINE) else 0
         with log.step(f"seed: reading {', '.join(tiers)} of {plan.cache_key}"):
@@ -89,7 +94,7 @@ def _facts(plan: Plan, taken: seedfiles.Taken, wanted: Wanted, cu: int, known: d
     more: dict[str, str | int] = {"cu": cu if for_machine else 0}
     if "artefacts" in tiers:
         if not wanted.model:
-            raise UsageError("artefacts are for one model and its flags", hint="--preset, or --model and --flags")
+            raise UsageError("artefacts are for one model and its flags", hint=MODEL)
         gpu = f"{plan.arch}, {cu} compute units" if cu else ""
         more |= {"model": wanted.model, "flags": wanted.flags, "gpu": gpu, "cpu": ",".join(known["cpu"])}
         if not known["cpu"]:
@@ -124,5 +129,5 @@ def _host(key: int) -> dict[str, list[str]]:
         told = json.loads(cachedir.content(key, seedplace.HOST) or b"{}")
         gpus = [f"{gpu['arch']}:{int(gpu['cu'])}" for gpu in told.get("gpus", ())]
         return {"cpu": [str(flag) for flag in told.get("cpu", ())], "gpus": gpus}
-    except (ValueError, LookupError, TypeError, AttributeError):
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError):
         raise InputError("the cache's host.json is damaged", hint="the next start of the image makes it anew") from None

@@ -115,7 +115,7 @@ def _processor(key: int, stage: int, cpu: str) -> None:
     try:
         known: dict[str, Any] = json.loads(told) if told else {"schema": 1, "cpu": [], "gpus": []}
         known["cpu"] = sorted(set(known["cpu"]) | set(cpu.split(",")))
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, RecursionError):
         return  # a damaged one makes the next start set all machine code aside
     _write(stage, HOST, json.dumps(known, indent=1) + "\n")
     cachedir.put(stage, HOST, key, HOST, replace=True)

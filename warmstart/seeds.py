@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from warmstart import cachedir, host, log, registry, run, seedlabels, seedlayout, seedplace, seedstore, unpack
-from warmstart.errors import SeedDamaged, UsageError, WarmstartError
+from warmstart.errors import NothingToSeed, SeedDamaged, UsageError, WarmstartError
 from warmstart.plan import Plan
 from warmstart.probe import Capabilities, environment
 from warmstart.seedlabels import Facts, Here
@@ -138,6 +138,9 @@ def _look(state: Path, caps: Capabilities, source: str) -> tuple[Path | None, re
     """A seed's image from its manifest and config alone: of a layout here, or of a registry, by digest."""
     if layout := seedstore.named(state, source):
         return layout, None, seedlayout.read(layout)
+    if "/" not in source:
+        hint = "seed ls lists those that are; one in a registry is host[:port]/path[:tag][@sha256:…]"
+        raise NothingToSeed(f"there is no seed {source} here", hint=hint)
     registry.require(caps)
     given = registry.parse(source)
     ref, manifest = registry.manifest(caps, given)

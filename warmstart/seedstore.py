@@ -34,6 +34,8 @@ class Seed(msgspec.Struct, frozen=True, kw_only=True):
     fits: str  # "yes", or why it doesn't
     files: int = 0
     left_out: int = 0  # files of the cache that belong to something incomplete
+    model: str = ""  # of artefacts, with the flags, as the seed's maker said: nothing checks it
+    flags: str = ""
 
 
 def layouts(state: Path) -> list[Path]:
@@ -76,6 +78,8 @@ def row(folder: Path, image: Image, misfit: str = "") -> Seed:
         packed=image.layer_size,
         folder=str(folder),
         fits=misfit or "yes",
+        model=image.facts.model,
+        flags=image.facts.flags,
     )
 
 

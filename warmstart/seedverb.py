@@ -33,9 +33,16 @@ OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
         "--from",
         {"dest": "source", "default": VOLUME, "help": f"make: a volume or a folder of caches; default {VOLUME}"},
     ),
-    ("--tier", {"default": "", "help": "make: kernels,verdicts,artefacts; default: what is there of the first two"}),
+    (
+        "--tier",
+        {"default": "", "help": "make: kernels,verdicts,artefacts; default: the first two, and all with a model"},
+    ),
     ("--preset", {"default": "", "help": "make: the preset whose model and flags the artefacts are of"}),
-    ("--model", {"default": "", "help": "make: the same without a preset"}),
+    (
+        "--set",
+        {"action": "append", "default": [], "metavar": "KEY=VALUE", "help": "make: over the preset, as up got it"},
+    ),
+    ("--model", {"default": "", "help": "make: the same without a preset; nothing checks what is said"}),
     ("--flags", {"default": "", "help": "make: the flags of vllm serve that go with --model"}),
     ("--seed", {"default": "", "help": "push: the tag of a seed here; default: the tag that it goes to"}),
     ("--into", {"default": VOLUME, "help": f"pull: a volume or a folder for caches; default {VOLUME}"}),
@@ -45,19 +52,28 @@ OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 
 
-def do(args: Namespace, state: Path, arch: Callable[[str], str], plan: Callable[[str], Plan], served: list[str]) -> Any:
+def do(
+    args: Namespace,
+    state: Path,
+    arch: Callable[[str], str],
+    plan: Callable[[str], Plan],
+    served: Callable[[Plan], list[str]],
+) -> Any:
     """Do what `args` asks for. `arch` settles an arch, `plan` makes its plan; `served`: a preset's model, flags."""
     from warmstart import probe, seedlabels, seedmake, seeds, seedtiers
 
     if args.do in {"push", "pull", "verify"} and not args.what:
         raise UsageError(f"seed {args.do} what?", hint="a seed's tag (seed ls), or host/path:tag in a registry")
+    if args.set and not args.preset:
+        raise UsageError("--set lies over a preset", hint="--preset NAME; --flags goes with --model")
     caps = probe.probe(state)
 
     def here(name: str) -> Here:
         return seeds.here(caps, plan(name), args.cu)
 
     if args.do == "make":
-        model, *words = [args.model, *shlex.split(args.flags)] if args.model else served
+        planned = plan(arch(args.what or args.arch))
+        model, *words = [args.model, *shlex.split(args.flags)] if args.model else served(planned)
         wanted = seedmake.Wanted(
             source=args.source,
             tiers=seedtiers.tiers(args.tier),
@@ -65,7 +81,7 @@ def do(args: Namespace, state: Path, arch: Callable[[str], str], plan: Callable[
             model=model,
             flags=seedlabels.flags(words),
         )
-        return seedmake.make(state, caps, plan(arch(args.what or args.arch)), wanted)
+        return seedmake.make(state, caps, planned, wanted)
     if args.do == "push":
         return seeds.push(state, caps, args.what, args.seed)
     if args.do == "pull":
@@ -86,7 +102,7 @@ def _table(rows: list[Seed]) -> str:
     from warmstart import tables
 
     if not rows:
-        log.info("there are no seeds here: seed make makes one of a cache")
+        log.info(f"there are no seeds here: seed make ARCH makes one of what {VOLUME} holds, seed pull gets one")
         return ""
     head = ["seed", "tiers", "CUs", "MB", "packed", "digest", "fits the image here"]
     lines = [
@@ -101,7 +117,13 @@ def _table(rows: list[Seed]) -> str:
         ]
         for row in rows
     ]
-    return tables.grid([head, *lines])
+    made = [f"{row.seed}: {_artefacts(row.model, row.flags)}" for row in rows if row.model]
+    return "\n".join([tables.grid([head, *lines]), *made])
+
+
+def _artefacts(model: str, flags: str) -> str:
+    """What artefacts are of; only a start shows whether that is so."""
+    return f"its artefacts are of {model} with {flags or 'no flags'}, as its maker said: nothing checks that"
 
 
 def _made(seed: Seed) -> str:
@@ -122,5 +144,5 @@ def _moved(verb: str, moved: Moved) -> str:
     lines = [f"{moved.seed}  {', '.join(moved.tiers)}  {done}"]
     lines.append(f"from {moved.where.partition('@')[0]}, {moved.digest}: nobody has signed for it, and it is code")
     if moved.model:
-        lines.append(f"its artefacts are used only for {moved.model} with {moved.flags or 'no flags'}")
+        lines.append(_artefacts(moved.model, moved.flags))
     return "\n".join(lines)

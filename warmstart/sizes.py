@@ -79,7 +79,7 @@ def asked(
         sequences=_number(given, "max-num-seqs", default.max_num_seqs),
         many="max-num-seqs" in given,
         batch=_number(given, "max-num-batched-tokens", default.max_num_batched_tokens),
-        kv_bytes=int(space) * GIB if space.isdecimal() else _whole(kv, whole=not devices) or None,
+        kv_bytes=int(space) * GIB if re.fullmatch(r"[0-9]{1,9}", space) else _whole(kv, whole=not devices) or None,
         kv_value=limits.kv_bytes.get(str(given.get("kv-cache-dtype", "auto")), 0.0),
         utilization=None if share is None else _fraction(str(share)),
         default_utilization=limits.defaults.utilization,
@@ -179,10 +179,12 @@ def _captures(given: Mapping[str, object]) -> tuple[int, ...] | None:
         try:
             config = json.loads(str(given.get("compilation-config", "{}")))
             sizes = config.get("cudagraph_capture_sizes") if isinstance(config, dict) else None
-        except ValueError:
+        except (ValueError, RecursionError):
             return None  # not JSON: vLLM says what is wrong with it
     words = [sizes] if isinstance(sizes, str) else sizes
-    return tuple(int(size) for size in words if str(size).isdigit()) if isinstance(words, (list, tuple)) else None
+    if not isinstance(words, (list, tuple)):
+        return None
+    return tuple(int(size) for size in words if re.fullmatch(r"[0-9]{1,9}", str(size)))
 
 
 def _number(given: Mapping[str, object], name: str, default: int) -> int:
@@ -191,9 +193,9 @@ def _number(given: Mapping[str, object], name: str, default: int) -> int:
         return default
     if str(value) in {"auto", "-1"}:
         return -1
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgKMG]?)", str(value).replace("_", "").replace(",", ""))
+    found = re.fullmatch(r"(\d{1,18}(?:\.\d+)?)([kmgKMG]?)", str(value).replace("_", "").replace(",", ""))
     if not found:
-        raise UsageError(f"{name} {value!r} is no number", hint=f"--set {name}=8192, or with k, M, G")
+        raise UsageError(f"{name} {str(value)[:40]!r} is no number", hint=f"--set {name}=8192, or with k, M, G")
     return int(float(found[1]) * SUFFIXES[found[2]])
 
 
@@ -203,4 +205,4 @@ def _fraction(value: str) -> float:
             return share
     except ValueError:
         pass
-    raise UsageError(f"gpu-memory-utilization {value!r} is no share", hint="--set gpu-memory-utilization=0.8")
+    raise UsageError(f"gpu-memory-utilization {value[:40]!r} is no share", hint="--set gpu-memory-utilization=0.8")

@@ -49,14 +49,17 @@ def of(state: Path, preset: str, image: str = "", compile_state: str = "") -> tu
 
 
 def expected(state: Path, preset: str, image: str) -> dict[str, float]:
-    """The seconds that each phase of the next start will take: the medians of the most similar earlier starts.
+    """The seconds that each phase of the next start will take: the medians of earlier starts of its cache state.
 
-    The next start of an image that started before is warm. Empty for a preset that never became ready.
+    The next start of an image that started before is warm, but for one that compiles nothing. Nobody knows it of a
+    new image: its caches may be empty, or come from a seed. Empty where there is no such start to compare with.
     """
-    for similar in (of(state, preset, image, "warm"), of(state, preset, image), of(state, preset)):
-        if similar:
-            return typical([start.record for start in similar[-5:]])
-    return {}
+    before = of(state, preset, image)
+    if not before:
+        return {}
+    last = before[-1].record.compile
+    similar = of(state, preset, image, "warm" if last == "cold" else last)
+    return typical([start.record for start in similar[-5:]])
 
 
 def typical(records: Sequence[StartRecord]) -> dict[str, float]:

@@ -165,7 +165,7 @@ def live(record: StartRecord, expectation: Mapping[str, float]) -> str:
     told = f"{title} {now.get(record.reached, 0.0):.0f} s"
     left = starts.remaining(dict(expectation), record)
     if left is None:
-        return f"{told} (no earlier start to compare with)"
+        return f"{told} (nothing to compare with)"
     return f"{told}, about {left:.0f} s left" if left >= 1 else f"{told}, any moment now"
 
 

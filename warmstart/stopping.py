@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
-from warmstart import container, holders, lease, log, run
+from warmstart import boxes, container, hints, holders, lease, log, run
 from warmstart.engine import Capabilities
 from warmstart.errors import MemoryKept, NoEngine
 from warmstart.lease import Lease
 
+LATE = 60  # seconds that a container may take to go, beyond its grace, before `status` looks for itself
 SHORT = 10  # seconds that an engine gets to stop which isn't ready: nobody waits for an answer of it
 
 
 def down(state: Path, caps: Capabilities, name: str = "") -> list[str]:
     """Stop an engine, check that the device's memory came back, and start what `up` stopped. Returns what was stopped.
 
+    Without a lease, and if there is only one, the container that a failed start left is removed.
     Raises NoEngine, UsageError when several run and none is named, and MemoryKept.
     """
     place = lease.folder(state)
     try:
         one = lease.pick(place, name)
     except NoEngine:
-        if not name or container.look(caps, lease.container_name(name)) is None:
+        other = boxes.stray(state, place, name)
+        if other is None:
             raise
-        log.info(f"{name} has no lease, but a container")
-        one = lease.new(name, lease.container_name(name), ())
-    grace = container.GRACE if one.state == "ready" else SHORT
-    lease.update(place, one, state="stopping")
-    with log.step(f"stopping {one.preset}"):
-        container.stop(caps, one.container, grace)
-        container.remove(caps, one.container)
+        log.info(f"{other.preset} has no lease, but a container")
+        one = lease.new(other.preset, other.name, ())
+    _stop(caps, place, one, container.GRACE if one.state == "ready" else SHORT)
     if run.recorder.on:
         return [one.preset]
     lease.release(place, one)
@@ -38,17 +38,22 @@ def down(state: Path, caps: Capabilities, name: str = "") -> list[str]:
     if kept:
         who = "; ".join(other.who for other in holders.others(one.devices, ()))
         told = f"{kept / 2**30:.1f} GiB of the device did not come back" + (f": held by {who}" if who else "")
-        raise MemoryKept(told, hint="a process may have survived: `warmstart status` names it")
+        raise MemoryKept(told, hint=f"a process may have survived: `{hints.command('status')}` names it")
     return [one.preset]
 
 
 def undo(caps: Capabilities, place: Path, mine: Lease) -> None:
     """After Ctrl-C: the container is stopped and removed, the lease given back."""
-    lease.update(place, mine, state="stopping")
-    with log.step(f"stopping {mine.preset}"):
-        container.stop(caps, mine.container, SHORT)
-        container.remove(caps, mine.container)
+    _stop(caps, place, mine, SHORT)
     lease.release(place, mine)
+
+
+def _stop(caps: Capabilities, place: Path, one: Lease, grace: int) -> None:
+    """Stop and remove a container; its lease says so first, for whoever looks meanwhile."""
+    lease.update(place, one, state="stopping", expires=time.time() + grace + LATE)
+    with log.step(f"stopping {one.preset}"):
+        container.stop(caps, one.container, grace)
+        container.remove(caps, one.container)
 
 
 def give_back(place: Path, mine: Lease) -> None:

@@ -102,13 +102,16 @@ def check(files: tuple[File, ...], tiers: tuple[str, ...]) -> None:
     limits = seedtiers.table().limits
     if len(files) > limits.files:
         raise SeedUnsafe(f"the seed lists {len(files)} files, {limits.files} are the most", hint=AGAIN)
-    last = ""
+    last, paths = "", {file.path for file in files}
     for file in files:
         kind = seedtiers.kind(file.path)
         if kind is None or kind.tier not in tiers:
             raise SeedUnsafe(f"the seed lists {_shown(file.path)}, which is no cache file of {', '.join(tiers)}")
         if file.path <= last:
             raise SeedUnsafe(f"the seed lists {_shown(file.path)} twice or out of order", hint=AGAIN)
+        parents = file.path.split("/")[:-1]
+        if not paths.isdisjoint("/".join(parents[: depth + 1]) for depth in range(len(parents))):
+            raise SeedUnsafe(f"the seed lists {_shown(file.path)} below a file", hint=AGAIN)
         if not 0 <= file.size <= limits.bytes or len(file.sha256) != 64:
             raise SeedUnsafe(f"the seed lists {_shown(file.path)} with {file.size} bytes", hint=AGAIN)
         last = file.path

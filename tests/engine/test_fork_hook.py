@@ -355,6 +355,58 @@ print(json.dumps([os.getpid(), found]))
     assert events(tmp_path) == [("spawn", "EngineCore")]
 
 
+SURVIVOR = """
+process, pipe = ask(context, target="outlive")
+engine = pipe.recv()
+for pid in map(int, open("/proc/self/task/%d/children" % os.getpid()).read().split()):
+    os.kill(pid, signal.SIGKILL); os.waitpid(pid, 0)
+early = multiprocessing.connection.wait([process.sentinel], 0.5), process.is_alive(), process.exitcode
+os.kill(engine, signal.SIGKILL)
+noticed = bool(multiprocessing.connection.wait([process.sentinel], 20))
+process.join(20)
+print(json.dumps([early, noticed, process.is_alive(), process.exitcode]))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="no descriptors of processes")
+def test_an_engine_outlives_its_helper(serve: Serve) -> None:
+    assert serve(SURVIVOR) == [[[], True, None], True, False, 255]
+
+
+def test_without_descriptors_of_processes_the_pipe_says_it(serve: Serve) -> None:
+    program = """
+process, pipe = ask(context, target="outlive")
+found = pipe.recv(), multiprocessing.connection.wait([process.sentinel], 0.2), process.is_alive()
+process.kill(); process.join(20)
+print(json.dumps([*found[1:], process.exitcode]))
+"""
+    assert serve(program, before="if hasattr(os, 'pidfd_open'): del os.pidfd_open") == [[], True, -9]
+
+
+def test_a_helper_that_cannot_fork_goes_on(serve: Serve, tmp_path: Path) -> None:
+    """The first request is turned down at once; the next is served."""
+    before = """
+import types, warmstart_forker
+fails = [BlockingIOError(11, "no more processes")]
+def fork():
+    if fails: raise fails.pop()
+    return os.fork()
+warmstart_forker.os = types.SimpleNamespace(**{**vars(os), "fork": fork})
+"""
+    program = """
+import warmstart_fork
+one = warmstart_fork.helper.all[0]
+kept = one._replace(channel=one.channel.dup())
+first = told(context)["ppid"]
+warmstart_fork.helper.all.append(kept)
+print(json.dumps([os.getpid(), first, told(context)["ppid"]]))
+"""
+    pid, first, second = serve(program, before=before)
+    assert first == pid
+    assert second != pid
+    assert events(tmp_path) == [("spawn", "EngineCore"), ("fork", "EngineCore")]
+
+
 # --- the end ----------------------------------------------------------------------
 
 
@@ -477,9 +529,30 @@ def test_what_a_worker_needed_is_imported_by_a_second_helper(serve: Serve, tmp_p
     assert json.loads(kept.read_text())["env"]["GOMP_CPU_AFFINITY"] == "1"
 
 
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="it is worth a second processor")
+def test_what_the_user_sets_otherwise_now_stands(serve: Serve, tmp_path: Path, package: Path) -> None:
+    """A module reads a variable when it is imported: no helper that imported it under the recorded value is asked."""
+    reads = WORK.replace('"parent": parent.pid', '"parent": parent.pid, "endpoint": ENDPOINT')
+    (package / "work.py").write_text(reads + "ENDPOINT = os.environ.get('HF_ENDPOINT')\n")
+    env = {"OMP_NUM_THREADS": "1", "GOMP_CPU_AFFINITY": "0", "VLLM_LATE": "1", "HF_ENDPOINT": "old"}
+    kept = json.dumps({"env": env, "modules": ["vllm.work"]})
+    (tmp_path / "warmstart_helper.json").write_text(kept)
+    pid, seen = serve(WORKER, before="os.environ['HF_ENDPOINT'] = 'old'")
+    assert (seen["endpoint"], seen["ppid"] == pid) == ("old", False)
+    (tmp_path / "warmstart_helper.json").write_text(kept)
+    pid, seen = serve(WORKER, HF_ENDPOINT="new")
+    assert (seen["endpoint"], seen["ppid"] == pid) == ("new", True)
+
+
 def test_a_models_module_is_not_imported_beside_a_gpu(serve: Serve, tmp_path: Path) -> None:
     serve(WORKER, GPU="1")
     assert json.loads((tmp_path / "warmstart_helper.json").read_text())["modules"][-1] == "vllm.work"
+
+
+def test_a_record_that_is_a_pipe_is_none(serve: Serve, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "warmstart_helper.json")
+    pid, seen = serve(TELL)
+    assert seen["loaded_by"] == pid
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from warmstart.errors import CommandFailed
-from warmstart.run import run
+from warmstart.run import glance, run
 
 ROOT = Path(__file__).parents[2]
 
@@ -130,9 +130,7 @@ def test_a_command_that_takes_too_long_is_stopped_with_its_children(tmp_path: Pa
 @pytest.mark.parametrize(
     ("number", "error", "code"), [(signal.SIGINT, "Interrupted", 130), (signal.SIGTERM, "Terminated", 143)]
 )
-def test_a_signal_stops_the_whole_family(
-    tmp_path: Path, number: int, error: str, code: int, how: str
-) -> None:
+def test_a_signal_stops_the_whole_family(tmp_path: Path, number: int, error: str, code: int, how: str) -> None:
     process, pids = family(tmp_path, how)
     process.send_signal(number)
     assert process.wait(timeout=20) == code
@@ -169,3 +167,10 @@ def test_when_we_are_killed_the_command_is_stopped(tmp_path: Path) -> None:
     for pid in pids[1:]:  # the kernel stops the command itself; tools see to their own children
         if alive(pid):
             os.kill(pid, signal.SIGKILL)
+
+
+def test_a_glance_has_the_output_of_what_succeeds() -> None:
+    assert glance(["sh", "-c", "echo $ONE; echo hidden >&2"], env={"ONE": "x"}) == "x\n"
+    assert glance(["sh", "-c", "head -c 300000 /dev/zero | tr '\\0' y"]) == "y" * 300_000  # more than a pipe
+    assert glance(["sh", "-c", "echo x; exit 3"]) is None
+    assert glance(["no-such-program"]) is None

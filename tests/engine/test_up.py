@@ -88,7 +88,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory, caps: Capabilities, base: str
 @pytest.fixture
 def checkout(tree: Path) -> Iterator[Checkout]:
     """The copy, with nothing of the test before."""
-    shutil.rmtree(tree / ".warmstart" / "run", ignore_errors=True)
+    shutil.rmtree(tree / "runtime", ignore_errors=True)
     for name in ("starts", "logs"):
         shutil.rmtree(tree / ".warmstart" / name, ignore_errors=True)
     one = Checkout(tree)
@@ -147,10 +147,11 @@ def test_killed_in_each_phase_then_started_again(checkout: Checkout, phase: str)
 def test_a_container_without_a_lease_is_not_just_removed(checkout: Checkout) -> None:
     model = checkout.model("whole", *WHOLE)
     assert end(checkout.up("one", model))[0] == 0
-    shutil.rmtree(checkout.root / ".warmstart" / "run")  # as after a clean-up of the runtime folder
+    shutil.rmtree(checkout.root / "runtime")  # as after a clean-up of the runtime folder
     code, _, err = end(checkout.up("one", model))
     assert (code, "runs, and has no lease" in err) == (80, True)
     assert checkout.seen("one") == "running"
+    assert "; not by a lease here" in checkout.call("status")[1]
     assert checkout.call("down", "one")[0] == 0
     assert end(checkout.up("one", model))[0] == 0
 
@@ -274,6 +275,24 @@ def test_restarted_when_it_was_ready(checkout: Checkout) -> None:
     assert len(watchers(checkout.root)) == 1
 
 
+@pytest.mark.parametrize("way", ["down", "Ctrl-C"])
+def test_status_while_it_is_stopped(checkout: Checkout, way: str) -> None:
+    running = checkout.up("one", checkout.model("gated", *lines_to("weights")))
+    checkout.wait_for("one", "Starting to load")
+    stopper = running
+    if way == "down":
+        stopper = checkout.start("down")
+    else:
+        running.send_signal(signal.SIGINT)
+    told = []
+    while stopper.poll() is None:
+        told.append(checkout.call("status")[1].splitlines()[0])
+    end(stopper)
+    states = {re.sub(r" since.*", "", line) for line in told}
+    assert "one: stopping" in states
+    assert states <= {"one: starting", "one: stopping", "no engine"}, told
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_ctrl_c_stops_it(checkout: Checkout, number: int, code: int) -> None:
     running = checkout.up("one", checkout.model("gated", *lines_to("weights")))
@@ -287,8 +306,9 @@ def test_detached_it_becomes_ready_by_itself(checkout: Checkout) -> None:
     model = checkout.model("gated", *lines_to("weights"), *WHOLE)
     code, out, err = end(checkout.up("one", model, "--detach"))
     assert code == 0, err
-    assert "http://127.0.0.1:" in out
+    assert out.startswith("one starts: `warmstart status` shows when it is ready, to answer at http://127.0.0.1:")
     assert "one: starting since" in checkout.call("status")[1]
+    assert "it doesn't answer yet" in end(checkout.up("one", model))[2]
     (model / "on").touch()
     assert until(lambda: checkout.leases()[0]["state"] == "ready")
     assert until(lambda: bool(list((checkout.root / ".warmstart/starts/one").glob("*.jsonl"))))
@@ -324,10 +344,15 @@ def test_a_bad_start_is_diagnosed_and_kept(checkout: Checkout) -> None:
     assert "ended in the phase weights (exit code 1): the image holds no device code for this GPU" in err
     assert f"  > {fatal}" in err
     assert "make image" in err
+    assert "`warmstart logs one` shows its whole log" in err
     assert fatal in checkout.call("logs", "one")[1]
     assert checkout.seen("one") == "exited"
-    assert checkout.call("down", "one")[0] == 0  # without a lease, but there is a container
+    # There is no lease, but a container, and it is the only one.
+    assert re.match(r"one: ended since .*; exit code 1; `warmstart logs one` shows", checkout.call("status")[1])
+    assert fatal in checkout.call("logs")[1]
+    assert checkout.call("down")[1] == "stopped one\n"
     assert checkout.seen("one") == ""
+    assert "no engine runs" in checkout.call("down")[2]
 
 
 def test_the_watcher_stops_it_before_the_machine_stalls(checkout: Checkout) -> None:

@@ -38,6 +38,12 @@ sys.addaudithook(refuse)  # for the life of the process: Python can't take a hoo
 
 
 @pytest.fixture(autouse=True)
+def not_by_make(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hints name commands in the words of make when make runs: `make unit` must see what pytest alone sees."""
+    monkeypatch.delenv("MAKELEVEL", raising=False)
+
+
+@pytest.fixture(autouse=True)
 def attempts() -> Iterator[list[str]]:
     """The forbidden events of this test. A test that provokes one on purpose clears the list."""
     global watched

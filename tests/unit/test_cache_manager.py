@@ -166,6 +166,28 @@ def test_the_index_is_copied_last(cache: Any, tmp_path: Path, monkeypatch: pytes
     assert order == ["k.hsaco", "k.json", "__grp__k.json"]
 
 
+@pytest.mark.parametrize("name", ["k.hsaco", "k.json", "__grp__k.json"])
+@pytest.mark.parametrize("kind", ["pipe", "huge"])
+def test_a_pipe_or_a_huge_file_is_not_whole(cache: Any, tmp_path: Path, name: str, kind: str) -> None:
+    """A pipe would be waited for without end."""
+    folder = entry(tmp_path / "volume/triton" / KEY)
+    (folder / name).unlink()
+    if kind == "pipe":
+        os.mkfifo(folder / name)
+    else:
+        with open(folder / name, "wb") as sparse:
+            sparse.truncate(20_000_000_000)
+    assert cache.SeededCacheManager(KEY).get_group("k.json") is None
+
+
+def test_a_link_to_a_file_is_whole(cache: Any, tmp_path: Path) -> None:
+    """As a private copy of a volume that can't be written has the large ones."""
+    folder = entry(tmp_path / "volume/triton" / KEY)
+    (folder / "k.hsaco").rename(tmp_path / "large")
+    (folder / "k.hsaco").symlink_to(tmp_path / "large")
+    assert cache.SeededCacheManager(KEY).get_group("k.json")
+
+
 def test_an_index_cant_lead_elsewhere(cache: Any, tmp_path: Path) -> None:
     folder = entry(tmp_path / "volume/triton" / KEY)
     (tmp_path / "volume/secret.hsaco").write_bytes(code())

@@ -17,8 +17,8 @@ CHAIN = (
     "offers devicecode standins loopback reuse rehearsed rehearse "
     "flags presetfiles presets runline presetlist benchdoctor "
     "gpus limits need sizes pressure guard "
-    "processes ports lease container starts diagnosis follow watchdog stacks startup holders outcome stopping "
-    "preflight engines control watcher gpucheck "
+    "processes ports hints lease boxes container starts diagnosis follow watchdog stacks startup holders outcome "
+    "stopping preflight engines control watcher gpucheck "
     "findings checks_gpu checks_memory checks_access checks_engine checks_host doctor emit cli controls"
 ).split()
 

@@ -50,6 +50,20 @@ def test_a_line_comes_before_the_exit_code() -> None:
     assert told.name == "device memory"
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "'[Errno -3] Temporary failure in name resolution' thrown while requesting HEAD https://huggingface.co/x/y",
+        "httpx.ConnectError: [Errno -5] No address associated with hostname",
+        "OSError: We couldn't connect to 'https://mirror.example' to load the files, and couldn't find them",
+    ],
+)
+def test_a_hub_without_an_address(line: str) -> None:
+    told = diagnosis.diagnose([QUIET, line], 1)
+    assert told is not None
+    assert told.name == "hub not reachable"
+
+
 def test_what_is_not_known() -> None:
     assert diagnosis.diagnose([QUIET, "Exception: something new"], 1) is None
 

@@ -11,13 +11,19 @@ import msgspec
 import pytest
 
 from tests.hosts import MIB, NAMES, device, plant, put
-from warmstart import doctor, findings
+from warmstart import doctor, findings, probe, run
 from warmstart.errors import InputError
 from warmstart.findings import Engine, Host, Image
 
 ROOT = Path(__file__).parents[2]
 GIB = 1 << 30
-HEALTHY = Engine(version="5.4.2", runtime="/usr/bin/crun", rootless=True, storage="/home/user/.local/share/containers")
+HEALTHY = Engine(
+    version="5.4.2",
+    runtime="/usr/bin/crun",
+    rootless=True,
+    storage="/home/user/.local/share/containers",
+    tried=True,
+)
 GROUP = "root:x:0:\nvideo:x:44:\nrender:x:105:\n"  # without the user
 
 Change = Callable[[Path, Host], Any]  # alters the files, or returns another host
@@ -176,7 +182,22 @@ CASES: list[tuple[str, str, Change, str, str]] = [
     ),
     ("groups", HALO, write("proc/self/status", "Uid:\t0\t0\nGroups:\t0\n"), "ok", "root needs none"),
     ("groups", HALO, blind("etc/group"), "unreadable", "etc/group"),
-    ("engine", HALO, nothing, "ok", "podman 5.4.2, rootless"),
+    ("engine", HALO, nothing, "ok", "podman 5.4.2, rootless, /usr/bin/crun; it starts containers"),
+    ("engine", HALO, replaced(engine=Engine(version="5", runtime="crun")), "ok", "was not tried"),
+    (
+        "engine",
+        HALO,
+        replaced(engine=msgspec.structs.replace(HEALTHY, conf="/w/containers.conf")),
+        "ok",
+        "it starts containers with /w/containers.conf alone",
+    ),
+    (
+        "engine",
+        HALO,
+        replaced(engine=msgspec.structs.replace(HEALTHY, isolation="chroot")),
+        "warning",
+        "starts no container",
+    ),
     ("engine", HALO, replaced(engine=None), "skipped", "this machine itself"),
     ("engine", HALO, replaced(engine=Engine(problem="podman is not installed")), "error", "tools/setup run engine"),
     ("engine", HALO, replaced(engine=Engine()), "unreadable", "no version"),
@@ -215,6 +236,13 @@ CASES: list[tuple[str, str, Change, str, str]] = [
         replaced(engine=msgspec.structs.replace(HEALTHY, exited=("ws-a",))),
         "warning",
         "podman rm ws-a",
+    ),
+    (
+        "leftovers",
+        HALO,
+        replaced(engine=msgspec.structs.replace(HEALTHY, exited=("warmstart-Qwen3-0.6B-smoke", "a", "b"))),
+        "warning",
+        "make down PRESET=Qwen3-0.6B-smoke; podman rm a b",
     ),
     ("leftovers", HALO, replaced(engine=Engine(problem="broken")), "unreadable", "containers"),
     ("leftovers", HALO, lost, "unreadable", "Not a directory"),
@@ -365,3 +393,27 @@ def test_data_is_used() -> None:
     facts = findings.facts(ROOT)
     assert all(re.compile(row.option) for row in facts.option)
     assert facts.memory.shm * MIB < 2 * GIB
+
+
+def test_the_engine_is_what_was_tried_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a kept answer that still holds says that a container was started; nothing is tried for a report."""
+    info = '{"version": {"Version": "4.9"}, "host": {"ociRuntime": {"name": "crun"}, "security": {"rootless": true}}'
+    asked: list[str] = []
+
+    def podman(words: list[str], **_: object) -> run.Result:
+        asked.append(words[1])
+        return run.Result(info + ', "store": {"graphRoot": "/s"}}' if words[1] == "info" else "", "", 0, 0.0)
+
+    monkeypatch.setattr(run, "run", podman)
+    assert doctor.engine(tmp_path) == Engine(version="4.9", runtime="crun", rootless=True, storage="/s")
+    (conf := tmp_path / "containers.conf").touch()
+    caps = probe.Capabilities(
+        buildah="1", podman="4.3", features=(), rootless=False, runtime="runc", storage="/s", cgroups=2, conf=str(conf)
+    )
+    kept = {"key": probe._key(), "capabilities": caps}
+    (tmp_path / "engine.json").write_bytes(msgspec.json.encode(kept))
+    asked.clear()
+    found = doctor.engine(tmp_path)
+    assert (found.version, found.tried, found.conf, asked) == ("4.3", True, str(conf), ["ps"])
+    (tmp_path / "engine.json").write_bytes(msgspec.json.encode(kept | {"key": "of another machine"}))
+    assert doctor.engine(tmp_path).tried is False

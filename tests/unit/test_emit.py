@@ -114,6 +114,12 @@ def words(values: list[str]) -> list[str]:
     return [expanded(word) for value in values for word in split(value)]
 
 
+@pytest.mark.parametrize("kind", ["quadlet", "compose", "llama-swap", "distrobox"])
+def test_every_file_says_what_up_does_besides(kind: str) -> None:
+    file = emit.emit(ROOT, NOWHERE, kind, ["smoke-cpu"], {"model": "org/m"}, "cpu")
+    assert [line for line in emit.data(ROOT).memory if f"# {line}\n" not in file] == []
+
+
 def test_quadlet_round_trip() -> None:
     file = unit(emit.quadlet(ROOT, NOWHERE, PRESET, WHERE))
     assert {section: set(keys) for section, keys in file.items() if not set(keys) <= KEYS[section]} == {}

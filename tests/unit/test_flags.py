@@ -110,6 +110,7 @@ BAD = [
     ("max-model-len", "", "needs a value", ""),
     ("compilation-config", "FULL", "takes a JSON object", "compilation-config.a"),
     ("compilation-config", "[1]", "takes a JSON object", ""),
+    ("compilation-config", "[" * 100_000, "takes a JSON object", ""),
     ("max-num-seqs.x", "1", "has no parts", ""),
     ("dtype", "bloat16", "dtype can't be 'bloat16'", "bfloat16"),
     ("quantization", "awk", "quantization can't be", "did you mean awq?"),
@@ -139,6 +140,17 @@ def test_the_other_way_to_switch_off_came_in_0_33() -> None:
     assert flags.check(ROOT, "disable-log-requests", "", ROCM) == ("no-enable-log-requests", True)
     with pytest.raises(flags.Bad, match="has no disable-log-requests"):
         flags.check(ROOT, "disable-log-requests", "", CPU)
+
+
+def test_without_a_version_any_known_one_will_do() -> None:
+    assert flags.check(ROOT, "disable-log-requests", "") == ("no-enable-log-requests", True)
+    flags.check_env(ROOT, "VLLM_ROCM_USE_AITER_FP4_ASM_GEMM")  # gone in 0.33
+    with pytest.raises(flags.Bad) as raised:
+        flags.check(ROOT, "max-modle-len", "3")
+    assert raised.value.what == "vLLM has no flag --max-modle-len"
+    with pytest.raises(flags.Bad) as raised:
+        flags.check_env(ROOT, "VLLM_ROCM_USE_AITR")
+    assert raised.value.what == "vLLM does not know VLLM_ROCM_USE_AITR"
 
 
 def test_nothing_is_checked_without_data() -> None:

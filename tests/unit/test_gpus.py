@@ -45,6 +45,15 @@ def test_memory(tmp_path: Path) -> None:
     found = gpus.memory(plant(tmp_path, "rx7600xt-desktop"))
     assert found == gpus.Memory(49283072 << 10, 40 * GIB, 4 * GIB, 0)
     assert gpus.memory(tmp_path / "nowhere") == gpus.Memory(0, 0, 0, 0)
+    put(tmp_path, "proc/meminfo", f"MemTotal: {'9' * 5000} kB\nMemAvailable: 5 kB\nSwapTotal:\n")
+    assert gpus.memory(tmp_path) == gpus.Memory(0, 5 << 10, 0, 0)
+
+
+def test_sizes_that_are_no_numbers_are_unknown(tmp_path: Path) -> None:
+    root = plant(tmp_path, "rx7600xt-desktop")
+    (card,) = {gpu.card for gpu in gpus.read(root) if not gpu.apu}
+    put(root, f"sys/class/drm/{card}/device/mem_info_vram_total", "9" * 5000)
+    assert [gpu.vram_total for gpu in gpus.read(root) if gpu.card == card] == [0]
 
 
 def test_old_kernels_give_an_apu_the_processors_node(tmp_path: Path) -> None:

@@ -370,11 +370,26 @@ def test_numbers_as_vllm_reads_them(text: object, tokens: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "flags", [{"max-num-seqs": "many"}, {"gpu-memory-utilization": "80%"}, {"max-model-len": "-7"}]
+    "flags",
+    [
+        {"max-num-seqs": "many"},
+        {"gpu-memory-utilization": "80%"},
+        {"max-model-len": "-7"},
+        {"max-model-len": "9" * 400},
+        {"max-model-len": f"{'9' * 400}k"},
+    ],
 )
 def test_what_is_no_number(flags: dict[str, object]) -> None:
-    with pytest.raises(UsageError, match="is no"):
+    with pytest.raises(UsageError, match="is no") as told:
         sizes.asked(flags, {}, DENSE, [], LIMITS)
+    assert len(told.value.message) < 100
+
+
+@pytest.mark.parametrize("sizes_given", ["²", "9" * 5000, "x"])
+def test_capture_sizes_that_are_none(sizes_given: str) -> None:
+    given = {"compilation-config": f'{{"cudagraph_capture_sizes": ["{sizes_given}", 8]}}'}
+    assert sizes.asked(given, {}, DENSE, [], LIMITS).captures == (8,)
+    assert sizes.asked({"compilation-config": "[" * 100_000}, {}, DENSE, [], LIMITS).captures is None
 
 
 def test_a_broken_file_of_figures(tmp_path: Path) -> None:

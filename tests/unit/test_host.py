@@ -82,6 +82,32 @@ def test_unreadable_properties_are_no_gpu(tmp_path: Path) -> None:
     assert host.gpus(tmp_path) == []
 
 
+def test_what_is_no_number_of_the_kernel_is_not_read(tmp_path: Path) -> None:
+    node(tmp_path, 1, 110501, cus=40, vram=512 << 20)
+    for name in (".hidden", "1_0", "²", "x", "9" * 30):
+        (tmp_path / host.KFD_NODES / name).mkdir()
+    facts = tmp_path / host.KFD_NODES / "1" / "properties"
+    facts.write_bytes(facts.read_bytes() + b"location_id " + b"9" * 5000 + b"\nsimd_per_cu \xc2\xb2\nbad \xff 1\n")
+    assert [(gpu.node, gpu.compute_units, gpu.pci) for gpu in host.gpus(tmp_path)] == [(1, 40, "0000:03:00.0")]
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("7", 7),
+        (" 7\n", 7),
+        ("9" * 20, 10**20 - 1),
+        ("9" * 21, None),
+        ("-1", None),
+        ("1_0", None),
+        ("²", None),
+        ("", None),
+    ],
+)
+def test_numbers_of_the_kernel(text: str, number: int | None) -> None:
+    assert host.number(text) == number
+
+
 def test_not_linux(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.system", lambda: "Darwin")
     with pytest.raises(HostUnsupported, match="Darwin"):

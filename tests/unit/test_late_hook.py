@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import sys
 import types
 from pathlib import Path
@@ -123,6 +124,29 @@ def test_a_broken_description_stops_nothing(late: Any, content: str) -> None:
     (late.folder / "01.json").write_text(json.dumps(good), encoding="utf-8")
     start(late)
     assert late.model.plain.loaded == ["one"]
+
+
+def test_pipes_and_huge_files_stop_nothing(late: Any) -> None:
+    late.folder.mkdir(parents=True)
+    os.mkfifo(late.folder / "00.json")
+    with open(late.folder / "01.json", "wb") as sparse:
+        sparse.truncate(20_000_000_000)
+    good = {"module": "model", "name": "plain", "specialization": "one"}
+    (late.folder / "02.json").write_text(json.dumps(good), encoding="utf-8")
+    start(late)
+    assert late.model.plain.loaded == ["one"]
+
+
+def test_no_link_leads_what_is_written_elsewhere(late: Any, tmp_path: Path) -> None:
+    start(late)
+    compile_now(late, "plain", "one")
+    (written,) = late.folder.iterdir()
+    written.unlink()
+    (late.folder / f"{written.name}.{os.getpid()}").symlink_to(tmp_path / "outside")
+    start(late)
+    compile_now(late, "plain", "one")
+    assert written.is_file()
+    assert not (tmp_path / "outside").exists()
 
 
 def test_a_kernel_that_is_not_there_or_fails_stops_nothing(late: Any) -> None:

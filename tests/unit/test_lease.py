@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from warmstart import lease, processes
-from warmstart.errors import DeviceHeld, NoEngine, UsageError
+from warmstart.errors import DeviceHeld, InputError, NoEngine, UsageError
 from warmstart.lease import Lease
 
 GIB = 1 << 30
@@ -128,12 +128,26 @@ def test_of_many_at_once_one_gets_it(tmp_path: Path) -> None:
     assert [x.preset for x in lease.read(tmp_path)] == won
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b'[{"preset": "a"}]', b"null"])
+@pytest.mark.parametrize("content", [b"", b"{", b'[{"preset": "a"}]', b"null", b"[" * 100_000])
 def test_a_file_that_was_spoiled_counts_as_empty(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "leases.json").write_bytes(content)
     assert lease.read(tmp_path) == ()
     lease.take(tmp_path, one("a"), {})
     assert [x.preset for x in lease.read(tmp_path)] == ["a"]
+
+
+def test_a_time_that_no_clock_shows_spoils_the_file(tmp_path: Path) -> None:
+    lease.take(tmp_path, one("a"), {})
+    file = tmp_path / "leases.json"
+    (told,) = msgspec.json.decode(file.read_bytes())
+    file.write_bytes(msgspec.json.encode([told | {"since": 1e300}]))
+    assert lease.read(tmp_path) == ()
+
+
+def test_a_file_in_the_place_of_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "warmstart").write_text("")
+    with pytest.raises(InputError, match="warmstart can't be made"):
+        lease.take(tmp_path / "warmstart", one("a"), {})
 
 
 def test_which_engine_is_meant(tmp_path: Path) -> None:
@@ -151,12 +165,58 @@ def test_which_engine_is_meant(tmp_path: Path) -> None:
 
 
 def test_where_leases_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state, me = Path("/x/.warmstart"), os.getuid()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    assert lease.folder(Path("/x/.warmstart")) == tmp_path / "warmstart"
+    assert lease.folder(state) == tmp_path / "warmstart"
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "not there"))
-    assert lease.folder(Path("/x/.warmstart")) == Path("/x/.warmstart/run")
+    assert lease.folder(state) == state / "run"
     monkeypatch.delenv("XDG_RUNTIME_DIR")
-    assert lease.folder(Path("/x/.warmstart")) == Path("/x/.warmstart/run")
+    assert lease.folder(state, tmp_path) == state / "run"
+    own = tmp_path / "run/user" / str(me or 1000)
+    own.mkdir(parents=True)
+    monkeypatch.setattr(os, "getuid", lambda: me or 1000)
+    monkeypatch.setattr(Path, "stat", _owned(me or 1000))
+    assert lease.folder(state, tmp_path) == own / "warmstart"  # by cron, or by ssh without a session
+    monkeypatch.setattr(Path, "stat", _owned(4711))
+    assert lease.folder(state, tmp_path) == state / "run"
+
+
+def _owned(user: int) -> Any:
+    """Path.stat, as if everything belonged to that user."""
+    real = Path.stat
+
+    def stat(path: Path, *, follow_symlinks: bool = True) -> os.stat_result:
+        found = list(real(path, follow_symlinks=follow_symlinks))
+        found[4] = user
+        return os.stat_result(found)
+
+    return stat
+
+
+def test_where_the_leases_of_root_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a session or without one: root's containers outlive it."""
+    monkeypatch.setattr(os, "getuid", lambda: 0)
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    state = tmp_path / ".warmstart"
+    assert lease.folder(state, tmp_path) == state / "run"  # there is no /run
+    (tmp_path / "run/user/0").mkdir(parents=True)
+    assert lease.folder(state, tmp_path) == tmp_path / "run/warmstart"
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run/user/0"))
+    assert lease.folder(state, tmp_path) == tmp_path / "run/warmstart"
+
+
+def test_the_folder_is_its_owner_s_alone(tmp_path: Path) -> None:
+    lease.take(tmp_path / "warmstart", one("a"), {})
+    assert (tmp_path / "warmstart").stat().st_mode & 0o777 == 0o700
+
+
+def test_an_engine_that_starts_does_not_answer_yet(tmp_path: Path) -> None:
+    holder = one("a", port=8000)
+    for state, told in (("starting", "doesn't answer yet: `warmstart status`"), ("ready", "it answers on port 8000")):
+        with pytest.raises(DeviceHeld) as held:
+            lease.refuse_same(msgspec.structs.replace(holder, state=state))
+        assert told in held.value.hint
+        assert "`warmstart down a` stops it" in held.value.hint
 
 
 def test_a_container_s_name() -> None:

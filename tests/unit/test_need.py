@@ -151,11 +151,58 @@ def test_a_file_that_is_no_safetensors(tmp_path: Path, content: bytes) -> None:
         need.read(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["", "[1]", "{broken", '{"num_hidden_layers": "many", "a": 1}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[1]",
+        "{broken",
+        "[" * 100_000,
+        '{"num_hidden_layers": "many", "a": 1}',
+        '{"num_hidden_layers": Infinity}',
+        '{"num_hidden_layers": NaN}',
+        '{"num_hidden_layers": -3}',
+        '{"num_hidden_layers": 2000000000}',
+        '{"num_hidden_layers": 4, "linear_num_value_heads": 4, "layer_types": ["linear"]}',
+        '{"num_hidden_layers": 4, "hidden_size": 1e300, "num_attention_heads": 2}',
+        '{"num_hidden_layers": 4, "sliding_window": -8}',
+        '{"num_hidden_layers": 4, "layer_types": 7}',
+        '{"num_hidden_layers": 4, "text_config": [1]}',
+    ],
+)
 def test_a_broken_configuration(tmp_path: Path, text: str) -> None:
     model(tmp_path, QWEN)
     (tmp_path / "config.json").write_text(text)
-    with pytest.raises(InputError, match=r"config\.json"):
+    with pytest.raises(InputError, match=r"config\.json") as told:
+        need.read(tmp_path)
+    assert told.value.message.isprintable()
+    assert len(told.value.message) < 500
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        {"weight_map": ["a"]},
+        {"weight_map": "a"},
+        {"weight_map": 7},
+        {"metadata": [1]},
+        {"metadata": {"total_size": float("nan")}},
+        {"metadata": {"total_size": float("inf")}},
+    ],
+)
+def test_a_broken_index(tmp_path: Path, index: dict[str, Any]) -> None:
+    model(tmp_path, QWEN)
+    (tmp_path / need.INDEX).write_text(json.dumps(index))
+    with pytest.raises(InputError, match=r"index\.json of .* can't be understood"):
+        need.read(tmp_path)
+
+
+@pytest.mark.parametrize("end", ["Infinity", "NaN", "null", '"x"', "[" * 50_000])
+def test_sizes_of_a_header_that_are_none(tmp_path: Path, end: str) -> None:
+    text = f'{{"a": {{"data_offsets": [0, {end}]}}}}'.encode()
+    model(tmp_path, QWEN)
+    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text)
+    with pytest.raises(InputError, match="no safetensors"):
         need.read(tmp_path)
 
 
@@ -171,6 +218,15 @@ def test_where_a_model_lies(tmp_path: Path) -> None:
     assert need.find("Qwen/Qwen3-0.6B", hub) == folder / "snapshots" / "abc"
     assert need.find(str(tmp_path), hub) == tmp_path
     assert need.find("no\0name", hub) is None
+
+
+def test_a_folder_is_one_by_its_name_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for the run line: what would be fetched from the hub is not judged by a folder that happens to be here."""
+    model(tmp_path / "mine" / "tiny", QWEN)
+    monkeypatch.chdir(tmp_path)
+    assert need.find("mine/tiny", tmp_path / "hub") is None
+    assert need.find("./mine/tiny", tmp_path / "hub") == tmp_path / "mine" / "tiny"
+    assert need.find("./none", tmp_path / "hub") is None
 
 
 @pytest.mark.parametrize(

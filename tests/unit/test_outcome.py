@@ -58,6 +58,7 @@ def test_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
         "a ended in the phase weights (exit code 1): the device's memory ran out while the model was loaded or profiled"
     )
     assert "kv-cache-memory-bytes" in failure.hint
+    assert failure.hint.endswith("; `warmstart logs a` shows its whole log")
     assert "Starting to load model" in capsys.readouterr().err
 
 
@@ -71,7 +72,31 @@ def test_it_ended_without_a_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     lease.take(tmp_path, one("a"), {})
     failure = outcome.ended(tmp_path, "a", followed(tmp_path, monkeypatch, found=seen(tmp_path / "log", code=3)))
     assert failure.message == "a ended in the phase import (exit code 3): exit code 3"
-    assert failure.hint == "the whole log: warmstart logs a"
+    assert failure.hint == "`warmstart logs a` shows its whole log"
+
+
+def test_commands_are_told_as_the_user_gives_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lease.take(tmp_path, one("a"), {})
+    monkeypatch.setenv("MAKELEVEL", "1")
+    follows = followed(tmp_path, monkeypatch, "Failed to infer device type, please", found=seen(tmp_path / "log"))
+    hint = outcome.ended(tmp_path, "a", follows).hint
+    assert "`make doctor`" in hint
+    assert "`make logs PRESET=a`" in hint
+    assert "warmstart" not in hint
+
+
+def test_before_its_first_line_a_start_lasts_as_long_as_its_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python's imports alone take ten seconds in which nothing is written."""
+    monkeypatch.setattr(processes, "began", lambda *_: 7)
+    began = time.time() - 9
+    follows = Startup(CAPS, seen(tmp_path / "log", status="running", pid=42, started=began), 1)
+    follows.step()
+    (phase,) = follows.record().phases
+    assert phase.name == "import"
+    assert phase.seconds == pytest.approx(9, abs=0.4)
+    assert startup.live(follows.record(), {"import": 20.0}).startswith("import 9 s, about 11 s left")
 
 
 def test_it_was_removed_or_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -234,3 +234,16 @@ def test_started_again_after_it_was_killed(until: int) -> None:
     again = lines("0.26.0-composed-warm")
     record = phases.read([*again[:until], *again])
     assert record == msgspec.structs.replace(phases.read(again), restarts=1)
+
+
+SAVED = "INFO 11-30 05:00:09 [decorators.py:700] saved AOT compiled function to /cache/vllm/torch_aot_compile/x/model"
+LOADED = "INFO 11-30 05:00:09 [decorators.py:299] Directly load AOT compilation from path /cache/vllm/x/model"
+
+
+@pytest.mark.parametrize(
+    ("lines", "state"),
+    [([SAVED], "cold"), ([LOADED], "warm"), ([LOADED, SAVED], "warm"), ([], "unknown")],
+)
+def test_what_was_saved_was_compiled(lines: list[str], state: str) -> None:
+    """The CPU runner says nothing else of its compiling."""
+    assert phases.read(["INFO 11-30 05:00:01 [x.py:1] Starting to load model m...", *lines]).compile == state

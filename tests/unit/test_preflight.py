@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,46 @@ def test_room_for_a_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     snapshot = tmp_path / "models--Qwen--Qwen3-8B" / "snapshots" / "abc"
     snapshot.mkdir(parents=True)
     preflight.model_there(preset, tmp_path, 16_000_000_000)  # it is there already
+
+
+def test_a_hub_without_an_address_is_told_before_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[str] = []
+
+    def none(name: str, port: int) -> None:
+        asked.append(name)
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    def told(model: str = "org/m", **env: str) -> str:
+        preflight.hub_there(Preset("p", model=model, env=env), tmp_path)
+        return capsys.readouterr().err
+
+    for name in (*preflight.PROXIES, *(name.upper() for name in preflight.PROXIES)):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(socket, "getaddrinfo", none)
+    assert "warning: org/m is not in" in (line := told())
+    assert "huggingface.co can't be resolved here" in line
+    assert "mirror.example can't be resolved here" in told(HF_ENDPOINT="https://mirror.example/hf")
+    assert asked == ["huggingface.co", "mirror.example"]
+    # Nothing is asked, and nothing told, where it may not matter.
+    assert told(HF_HUB_OFFLINE="1") + told(str(tmp_path)) + told("/models/x") + told(HTTPS_PROXY="http://p:1") == ""
+    monkeypatch.setenv("https_proxy", "http://p:1")
+    assert told() == ""
+    monkeypatch.delenv("https_proxy")
+    (tmp_path / "models--org--m" / "snapshots" / "abc").mkdir(parents=True)
+    assert told() == ""
+    assert len(asked) == 2
+
+
+def test_a_hub_with_an_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in (*preflight.PROXIES, *(name.upper() for name in preflight.PROXIES)):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: [])
+    preflight.hub_there(Preset("p", model="org/m"), tmp_path)
+    assert capsys.readouterr().err == ""
 
 
 def test_a_container_s_options(tmp_path: Path) -> None:

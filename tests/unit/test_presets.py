@@ -167,6 +167,67 @@ def test_what_is_wrong_in_set_names_set(tree: Path) -> None:
         presets.load(write(tree, WHOLE), "one", {"max-num-seq": "1"})
 
 
+@pytest.mark.parametrize(
+    "over",
+    [
+        {"port": "80a"},
+        {"archs": "rdna3"},
+        {"image": "-v/:/x"},
+        {"model": "--x"},
+        {"weights-gb": "many"},
+        {"env.HIP_VISIBLE_DEVICES": "0"},
+    ],
+)
+def test_a_bad_value_names_where_it_is_from(tree: Path, over: dict[str, str]) -> None:
+    write(tree, f"{WHOLE}\n[two]\nmodel = m\nenv.ROCR_VISIBLE_DEVICES = 0\n")
+    with pytest.raises(PresetError, match=r"^--set: "):
+        presets.load(tree, "two", over)
+
+
+def test_no_version_is_named_before_the_image_is_known(tree: Path) -> None:
+    write(tree, "[one]\nmodel = m\n")
+    with pytest.raises(PresetError, match="--set: vLLM has no flag --max-modle-len"):
+        presets.load(tree, "one", {"max-modle-len": "3"})
+    with pytest.raises(PresetError, match=r"--set: vLLM 0\.32\.0 has no flag --max-modle-len"):
+        presets.load(tree, "one", {"max-modle-len": "3"}, "0.32.0")
+
+
+def test_a_broken_file_leaves_the_others(tree: Path) -> None:
+    write(write(tree, WHOLE), "[mine\nmodel = m\n", "mine.ini")
+    assert presets.load(tree, "one").model == "org/name"
+    with pytest.raises(PresetError, match=r"^mine\.ini: line 1"):
+        presets.load(tree, "mine")
+    rows, broken = presetlist.listed(tree)
+    assert [(row["name"], bool(row["problem"])) for row in rows] == [("one", False), ("presets/mine.ini", True)]
+    assert [problem.message for problem in broken] == [rows[1]["problem"]]
+    table = presetlist.text(rows)
+    assert "org/name" in table
+    assert "broken: mine.ini: line 1 stands below no" in table
+
+
+def test_a_broken_preset_leaves_the_others(tree: Path) -> None:
+    write(tree, WHOLE + "[two]\nmodl = m\n")
+    rows, broken = presetlist.listed(tree)
+    assert [(row["name"], row["model"], bool(row["problem"])) for row in rows] == [
+        ("one", "org/name", False),
+        ("two", "", True),
+    ]
+    assert len(broken) == 1
+
+
+def test_the_list_ends_with_what_is_broken(
+    tree: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import build
+    from warmstart import cli
+
+    monkeypatch.setattr(build, "ROOT", write(write(tree, WHOLE), "seed = 1\n", "mine.ini"))
+    assert cli.main(build.VERBS, ["presets"]) == PresetError.code
+    told = capsys.readouterr()
+    assert "org/name" in told.out
+    assert "mine.ini" in told.err
+
+
 def test_unknown_preset() -> None:
     with pytest.raises(UnknownPreset) as raised:
         presets.load(ROOT, "qwen3-0.6b-smok")
@@ -212,28 +273,6 @@ def test_an_unknown_vllm_is_told(tree: Path) -> None:
     one = presets.load(write(tree, "[one]\nmodel = m\nnew-flag = 1\n"), "one", version="9.9.9")
     assert one.flags == {"new-flag": "1"}
     assert "vLLM 9.9.9" in one.warnings[0]
-
-
-@pytest.mark.parametrize(
-    ("model", "folder", "inside"),
-    [
-        ("Qwen/Qwen3-0.6B", None, "Qwen/Qwen3-0.6B"),
-        ("/models/tiny", None, "/models/tiny"),
-        ("/models", None, "/models"),
-        ("/modelsX/tiny", "/modelsX/tiny", "/model/tiny"),
-        ("/data/my tiny", "/data/my tiny", "/model/my tiny"),
-        ("~/tiny", "/home/me/tiny", "/model/tiny"),
-    ],
-)
-def test_where_a_model_lies(model: str, folder: str | None, inside: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", "/home/me")
-    assert presets.model_folder(model) == (Path(folder) if folder else None)
-    assert presets.model_inside(model) == inside
-
-
-def test_a_relative_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert presets.model_folder("./tiny") == tmp_path / "tiny"
 
 
 def test_no_secret_is_shown(tree: Path) -> None:

@@ -116,6 +116,13 @@ def test_a_folder_is_mounted_read_only() -> None:
         runline.make(ROOT, Preset(name="a", model="/data/a:b"), CPU)
 
 
+@pytest.mark.parametrize("models", ["/home/me\nExec=/bin/sh", "/home/me\r", "/home/\x1b[2J", "/home/\udcff"])
+def test_a_folder_with_unprintable_characters_is_refused(models: str) -> None:
+    with pytest.raises(InputError, match="can't be mounted") as told:
+        runline.volumes(TINY, models)
+    assert told.value.message.isprintable()
+
+
 def test_without_a_network_of_its_own() -> None:
     import msgspec
 

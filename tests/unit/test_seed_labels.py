@@ -101,7 +101,9 @@ def test_another_machines_processor_is_not_judged_here() -> None:
         ({"tiers": "kernels,winners"}, SeedMismatch, "kernels,winners"),
         ({"tiers": "verdicts,kernels"}, SeedMismatch, "verdicts,kernels"),
         ({"tiers": "-"}, SeedMismatch, "the seed holds ''"),
-        ({"cu": "many"}, SeedDamaged, "can't be read"),
+        *[({"cu": cu}, SeedDamaged, "can't be read") for cu in ("many", "4_0", " 40", "+40", "-1", "٤٠", "4" * 6)],
+        ({"wave": "3_2"}, SeedDamaged, "can't be read"),
+        ({"cu": "4" * 10_000}, SeedDamaged, "can't be read"),
         ({"wave": "64"}, SeedDamaged, "contradict each other"),
         ({"arch": "gfx1100"}, SeedDamaged, "contradict each other"),
         ({"cache_key": "../../etc"}, SeedDamaged, "can't be read"),
@@ -111,6 +113,17 @@ def test_another_machines_processor_is_not_judged_here() -> None:
 def test_labels_that_are_none(changed: dict[str, str], error: type[Exception], why: str) -> None:
     with pytest.raises(error, match=why):
         seedlabels.read(labels(FACTS, **changed))
+
+
+@pytest.mark.parametrize("size", ["", "١٢", "1_2", "-1", "9" * 19])
+def test_a_size_that_is_none(size: str) -> None:
+    with pytest.raises(SeedDamaged, match="don't say"):
+        seedlabels.size(labels() | {"cache.vllm.image/cache-size-bytes": size})
+
+
+def test_a_deeply_nested_summary() -> None:
+    with pytest.raises(SeedDamaged, match="can't be read"):
+        seedlabels.read(labels() | {"cache.vllm.image/summary": "[" * 100_000})
 
 
 def test_labels_of_another_image() -> None:
@@ -225,6 +238,21 @@ def test_what_skopeo_says_becomes_an_error_of_its_own(
     monkeypatch.setattr(run, "run", fail)
     with pytest.raises(error, match=why):
         registry.manifest(CAPS, Ref("r.example", "seeds", "a"))
+
+
+@pytest.mark.parametrize(("name", "told"), [("localhost:5000", "on this machine"), ("r.example", "https_proxy")])
+def test_a_dead_registry(monkeypatch: pytest.MonkeyPatch, name: str, told: str) -> None:
+    from warmstart import run
+    from warmstart.errors import CommandFailed
+
+    def fail(*_: object, **__: object) -> run.Result:
+        raise CommandFailed("dial tcp: connect: connection refused")
+
+    monkeypatch.setattr(run, "run", fail)
+    with pytest.raises(Unreachable) as raised:
+        registry.manifest(CAPS, Ref(name, "seeds", "a"))
+    assert told in raised.value.hint
+    assert ("proxy" in raised.value.hint) == (name == "r.example")
 
 
 def test_another_manifest_than_the_digest_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:

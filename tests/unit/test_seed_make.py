@@ -78,9 +78,10 @@ def test_kernels_come_without_their_intermediate_forms(key: Path, tmp_path: Path
     assert json.loads(group.read_text())["child_paths"] == inside
 
 
-def test_a_kernel_that_lacks_a_part_is_left_out(key: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("nested", ["{", "[" * 100_000])
+def test_a_kernel_that_lacks_a_part_is_left_out(key: Path, tmp_path: Path, nested: str) -> None:
     (key / f"triton/{name(1)}/kernel_1.hsaco").unlink()
-    seed_cache.write(key, f"triton/{name(2)}/__grp__kernel_2.json", "{")
+    seed_cache.write(key, f"triton/{name(2)}/__grp__kernel_2.json", nested)
     copies = take(key, tmp_path / "stage", "kernels").copies
     assert {path.split("/")[1] for path in copies} == {name(0), name(8)}
 
@@ -190,6 +191,24 @@ def test_a_damaged_layout_is_found(key: Path, tmp_path: Path, blob: str, how: st
         seedlayout.layer(tmp_path / "layout", seedlayout.read(tmp_path / "layout")),
     ):
         pass
+
+
+@pytest.mark.parametrize("index", ["[" * 100_000, "{}", '{"manifests": []}'])
+def test_a_damaged_index_is_found(tmp_path: Path, index: str) -> None:
+    (tmp_path / "index.json").write_text(index)
+    with pytest.raises(SeedDamaged, match="can't be read"):
+        seedlayout.read(tmp_path)
+
+
+@pytest.mark.parametrize("label", ["cache.vllm.image/cache-size-bytes", "io.warmstart.manifest"])
+def test_labels_without_a_size_are_found(
+    key: Path, tmp_path: Path, label: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the image is read, so that a list of seeds can leave it out."""
+    write = seedlabels.write
+    monkeypatch.setattr(seedlabels, "write", lambda *args, **more: write(*args, **more) | {label: "x"})
+    with pytest.raises(SeedDamaged, match="don't say what is in it"):
+        written(tmp_path / "layout", take(key, tmp_path / "stage", "verdicts"))
 
 
 def test_the_layer_is_mcvs_too(key: Path, tmp_path: Path) -> None:
@@ -302,9 +321,10 @@ def test_nothing_to_pack(tmp_path: Path, loads: list[str]) -> None:
         seedmake.make(tmp_path / "state", CAPS, plan, wanted(tmp_path, "kernels", "verdicts"))
 
 
-def test_a_damaged_host_json_is_told(tmp_path: Path, loads: list[str]) -> None:
+@pytest.mark.parametrize("text", ["[]", "[" * 100_000, '{"gpus": [{"arch": "gfx1151", "cu": Infinity}]}'])
+def test_a_damaged_host_json_is_told(tmp_path: Path, loads: list[str], text: str) -> None:
     plan = planned()
-    seed_cache.write(seed_cache.cache(tmp_path / plan.cache_key), "host.json", "[]")
+    seed_cache.write(seed_cache.cache(tmp_path / plan.cache_key), "host.json", text)
     with pytest.raises(InputError, match=r"host.json is damaged"):
         seedmake.make(tmp_path / "state", CAPS, plan, wanted(tmp_path))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import stat
@@ -14,7 +15,7 @@ import pytest
 from tests import seed_cache
 from tests.seed_cache import FACTS, KEY, name
 from warmstart import cachedir, seedfiles, seedlabels, seedlayout, seedplace, seedtiers
-from warmstart.errors import DiskFull, InputError, NothingToSeed, SeedDamaged, SeedUnsafe, WarmstartError
+from warmstart.errors import Busy, DiskFull, InputError, NothingToSeed, SeedDamaged, SeedUnsafe, WarmstartError
 from warmstart.seedlayout import Image
 from warmstart.seedplace import Placed
 
@@ -255,14 +256,31 @@ def test_the_processor_is_noted(tmp_path: Path, layout: Path) -> None:
     place(tmp_path / "cache", layout)
     told = json.loads(host.read_text())
     assert told == {"schema": 1, "cpu": ["avx2", "avx512f", "sse2"], "gpus": [{"arch": "gfx1151", "cu": 40}]}
-    host.write_text("{")
-    place(tmp_path / "cache", layout)
-    assert host.read_text() == "{"
+    for damaged in ("{", "[" * 100_000):
+        host.write_text(damaged)
+        place(tmp_path / "cache", layout)
+        assert host.read_text() == damaged
 
 
 def test_kernels_say_nothing_of_a_processor(tmp_path: Path) -> None:
     place(tmp_path / "cache", made(tmp_path, FACTS))
     assert not (tmp_path / "cache" / KEY / "host.json").exists()
+
+
+def test_who_has_the_cache_to_himself_is_not_waited_for_for_ever(
+    tmp_path: Path, layout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cachedir, "PATIENCE", 0.0)
+    place(tmp_path / "cache", layout)
+    with (tmp_path / "cache" / KEY / cachedir.HOLD).open() as other:
+        fcntl.flock(other, fcntl.LOCK_SH)
+        place(tmp_path / "cache", layout)
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(Busy, match="in-use"):
+            place(tmp_path / "cache", layout)
+        monkeypatch.setattr(cachedir, "PATIENCE", 10.0)
+        monkeypatch.setattr("time.sleep", lambda _: fcntl.flock(other, fcntl.LOCK_UN))
+        place(tmp_path / "cache", layout)
 
 
 def test_too_little_room(tmp_path: Path, layout: Path, monkeypatch: pytest.MonkeyPatch) -> None:

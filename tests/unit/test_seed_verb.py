@@ -100,13 +100,64 @@ def test_a_presets_model_and_flags_are_those_of_artefacts(
 
     monkeypatch.setattr(seedmake, "make", make)
     preset = presets.Preset(name="p", model="Qwen/Qwen3", flags={"max-num-seqs": "4", "enforce-eager": True})
-    monkeypatch.setattr(presets, "load", lambda root, name: preset)
+    monkeypatch.setattr(presets, "load", lambda *_: preset)
     words = ["make", "gfx1151", "--from", str(source)]
     assert verb(*words, "--preset", "p") == 0
     assert verb(*words, "--model", "m", "--flags", "--max-model-len 5 --api-key geheim") == 0
     assert verb(*words) == 0
     told = [(one.model, one.flags) for one in wanted]
     assert told == [("Qwen/Qwen3", "--enforce-eager --max-num-seqs=4"), ("m", "--max-model-len=5"), ("", "")]
+
+
+def test_a_preset_without_a_model_asks_for_one(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert verb("make", "cpu", "--from", str(source), "--preset", "smoke-cpu") == errors.PresetError.code
+    assert "smoke-cpu names no model: --set model=…" in capsys.readouterr().err
+
+
+def test_make_takes_set_as_up_does(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted: list[seedmake.Wanted] = []
+
+    def make(state: Path, caps: Any, plan: Any, ask: seedmake.Wanted) -> Any:
+        wanted.append(ask)
+        raise errors.NothingToSeed("enough")
+
+    monkeypatch.setattr(seedmake, "make", make)
+    words = ["--from", str(source), "--preset", "smoke-cpu", "--set", "model=/data/tiny", "--set", "max-num-seqs=2"]
+    assert verb("make", "cpu", *words) == errors.NothingToSeed.code
+    assert [(one.model, one.flags) for one in wanted] == [("/model/tiny", "--max-model-len=1024 --max-num-seqs=2")]
+    assert verb("make", "gfx1151", *words) == errors.PresetUnfit.code
+    assert verb("make", "cpu", "--set", "model=x") == errors.UsageError.code
+
+
+@pytest.mark.parametrize("words", [[], ["--tier", "kernels", "--model", "m"]])
+def test_what_a_seed_of_the_cpu_image_holds(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert verb("make", "cpu", *words) == errors.UsageError.code
+    told = capsys.readouterr().err
+    assert "holds artefacts alone" in told
+    assert "--preset" in told
+    assert "--model" in told
+
+
+def test_nobody_checks_what_the_maker_says(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["make", "gfx1151", "--from", str(source), "--model", "m", "--flags", "--max-model-len 5"]
+    assert verb(*words) == 0
+    tag = capsys.readouterr().out.split()[0].partition("seed:")[2]
+    for do in (["ls"], ["verify", tag]):
+        assert verb(*do) == 0
+        out = capsys.readouterr().out
+        assert "its artefacts are of m with --max-model-len=5, as its maker said: nothing checks that" in out
+
+
+def test_a_tag_that_is_not_here(capsys: pytest.CaptureFixture[str]) -> None:
+    assert verb("verify", "nope") == errors.NothingToSeed.code
+    told = capsys.readouterr().err
+    assert "there is no seed nope here" in told
+    assert "seed ls" in told
+
+
+def test_an_empty_list_says_how_a_seed_is_made(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(build.VERBS, ["seed", "ls"]) == 0
+    assert "seed make ARCH makes one of what warmstart-cache holds" in capsys.readouterr().err
 
 
 def test_a_dry_run_changes_nothing(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -327,6 +329,41 @@ def test_no_command(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
         start.module.main([])
     assert left.value.code == 2
     assert capsys.readouterr().err == "warmstart: no command given\n"
+
+
+class Full(io.StringIO):
+    """A stderr that can't be written: a full disk, or a pipe that nobody reads."""
+
+    def flush(self) -> None:
+        raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("stderr", [Full(), None, "closed"])
+def test_a_stderr_that_cannot_be_written(
+    start: Start, stderr: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing of it is on stdout, and Python, which writes what is left in it at its end, finds nothing to do."""
+    if stderr == "closed":
+        stderr = io.StringIO()
+        stderr.close()
+    monkeypatch.setattr(sys, "stderr", stderr)
+    start.machine(IGPU, R9700)
+    start("gfx1201", "vllm", "serve")
+    assert sys.stderr is None
+    assert capsys.readouterr().out == ""
+
+
+def test_a_closed_stdin_is_opened(start: Start) -> None:
+    """Else the next file that is opened would be the command's stdin."""
+    kept = os.dup(0)
+    try:
+        os.close(0)
+        start("cpu", "vllm", "serve")
+        assert os.readlink("/proc/self/fd/0") == os.devnull
+        assert os.get_inheritable(0)
+    finally:
+        os.dup2(kept, 0)
+        os.close(kept)
 
 
 @pytest.mark.parametrize("command", [["vllm\0"], [""], ["/"], ["no-such-program"], ["x" * 5000], ["\udcff"], ["a\nb"]])

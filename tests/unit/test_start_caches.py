@@ -163,6 +163,36 @@ def test_a_warm_read_only_cache_serves(
     fill(own / "triton" / "new")
 
 
+def test_a_copy_has_no_links_and_pipes(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INDUCTOR_CACHE", start.caches["inductor"])
+    start("cpu", "true")
+    inductor = fill(start.key / "inductor").parent
+    (inductor / "around").symlink_to(inductor)
+    (inductor / "gone").symlink_to("nowhere")
+    os.mkfifo(inductor / "pipe")
+    (start.key / "triton").rmdir()
+    (start.key / "triton").symlink_to(inductor)
+    read_only(start, monkeypatch)
+    start.again()
+    own = Path(os.environ["INDUCTOR_CACHE"])
+    assert os.listdir(own) == ["kernel"]
+    assert os.listdir(own.parent / "triton") == []
+
+
+def test_too_deep_to_be_copied(
+    start: Start, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start("cpu", "true")
+
+    def copytree(*args: Any, **more: Any) -> None:
+        raise RecursionError
+
+    monkeypatch.setattr("shutil.copytree", copytree)
+    read_only(start, monkeypatch)
+    start.again()
+    assert "begins with empty caches" in told(capsys)
+
+
 def test_an_empty_read_only_cache(
     start: Start, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -256,6 +286,23 @@ def test_locks_of_another_container_stay(start: Start) -> None:
     os.close(start.held.pop(0))
     start("cpu", "true")  # the second still runs
     assert baton.exists()
+
+
+def test_another_users_files_are_opened_without_making_them(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Linux wants it in folders like the cache's (fs.protected_regular)."""
+    start("cpu", "true")
+    plain = os.open
+
+    def protected(path: Any, flags: int, *mode: int) -> int:
+        if flags & os.O_CREAT and not flags & os.O_EXCL and os.path.lexists(path):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return plain(path, flags, *mode)
+
+    monkeypatch.setattr(os, "open", protected)
+    fd, alone = start.parts["start_key"].hold(start.key)
+    assert fd >= 0
+    assert not alone
+    os.close(fd)
 
 
 def test_a_lock_that_is_held_past_the_script_stays(start: Start) -> None:
@@ -376,6 +423,154 @@ def test_what_another_machine_uses_is_left_to_it(
     assert os.environ["TRITON_CACHE_DIR"] == start.caches["triton"]
 
 
+def test_what_cannot_be_set_aside_is_not_used(
+    start: Start, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another user's folder, of which one part alone could be renamed: none is, and host.json keeps the flag."""
+    start.processor("sse4_2 avx2 avx512f")
+    start("cpu", "true")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", start.caches["inductor"])
+    monkeypatch.setenv("VLLM_CACHE_ROOT", start.caches["vllm"])
+    kernels = [fill(Path(start.caches[name])) for name in ("inductor", "vllm")]
+    host = (start.key / "host.json").read_bytes()
+    rename = Path.rename
+
+    def refuse(self: Path, target: Any) -> Path:
+        if self == start.key / "vllm":
+            raise PermissionError(errno.EPERM, "Operation not permitted", str(self))
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    start.processor("sse4_2 avx2")
+    start.again()
+    assert aside(start) == []
+    assert [kernel.exists() for kernel in kernels] == [True, True]
+    assert (start.key / "host.json").read_bytes() == host
+    assert "avx512f" in (line := told(capsys))
+    assert "can't be set aside (operation not permitted), this start has its own" in line
+    for variable in ("TORCHINDUCTOR_CACHE_DIR", "VLLM_CACHE_ROOT"):
+        own = Path(os.environ[variable])
+        assert not own.is_relative_to(start.root)
+        assert list(own.iterdir()) == []
+
+
+def test_no_room_for_code_of_its_own(
+    start: Start, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start("cpu", "true")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", start.caches["inductor"])
+    fill(start.key / "inductor")
+    monkeypatch.setattr(start.parts["start_copy"], "copy", lambda *args, **more: None)
+    start.processor("sse4_2")
+    start("cpu", "true")  # the first still runs
+    assert "there is no room for others, so they are used" in told(capsys)
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == start.caches["inductor"]
+
+
+# --- what somebody put on the volume ---------------------------------------------------------------------
+
+
+def outside(start: Start) -> Path:
+    """A file of somebody else's, beside the volume."""
+    file = fill(start.folder / "outside", "model")
+    file.chmod(0o600)
+    return file
+
+
+@pytest.mark.parametrize(
+    "name", ["host.json", "in-use", "inductor/locks/a.lock", "vllm/x/model", "triton/build/lock_a"]
+)
+@pytest.mark.parametrize("there", [True, False])
+def test_a_link_is_not_followed(start: Start, name: str, there: bool) -> None:
+    start("cpu", "true")
+    file = outside(start)
+    before = file.stat()
+    link = start.key / name
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.unlink(missing_ok=True)
+    link.symlink_to(file if there else file.parent / "new")
+    start.again()
+    assert file.read_bytes() == b"x" * 10
+    assert (file.stat().st_mode, file.stat().st_mtime) == (before.st_mode, before.st_mtime)
+    assert os.listdir(file.parent) == ["model"]
+
+
+@pytest.mark.parametrize("name", ["inductor/locks", "triton/build", "vllm/x", "starts"])
+def test_a_link_to_a_folder_is_not_followed(start: Start, name: str) -> None:
+    start("cpu", "true")
+    names = ["a.lock", "lock_a", "model", *(f"{number}.jsonl" for number in range(9))]
+    for one in names:
+        fill(start.folder / "outside", one).chmod(0o600)
+    link = start.key / name
+    if link.exists():
+        link.rename(start.folder / "before")
+    link.symlink_to(start.folder / "outside")
+    start.again()
+    assert sorted(os.listdir(start.folder / "outside")) == sorted(names)
+    assert {file.stat().st_mode & 0o777 for file in (start.folder / "outside").iterdir()} == {0o600}
+
+
+def test_names_that_can_be_guessed_are_no_way_out(start: Start) -> None:
+    """What is written beside host.json, the size of another key, and a key that is a link itself."""
+    file, old = outside(start), old_key(start, 1, 3)
+    start.key.mkdir(parents=True)
+    (start.key / f".host.json.{os.getpid()}").symlink_to(file)
+    (old / "size").symlink_to(file)
+    (start.root / f"gfx1151-{2:012x}").symlink_to(file.parent)
+    start("cpu", "true")
+    assert file.read_bytes() == b"x" * 10
+    assert os.listdir(file.parent) == ["model"]
+
+
+def test_a_file_with_another_name_elsewhere_is_left_as_it_is(start: Start) -> None:
+    file, old = outside(start), old_key(start, 1, 3)
+    (old / "size").hardlink_to(file)
+    (start.key / "vllm" / "x").mkdir(parents=True)
+    (start.key / "vllm" / "x" / "model").hardlink_to(file)
+    start("cpu", "true")
+    assert file.read_bytes() == b"x" * 10
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
+def test_another_users_host_json_is_written_in_place(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    start("cpu", "true")
+    inode = (start.key / "host.json").stat().st_ino
+
+    def refuse(self: Path, target: Any) -> Path:
+        raise PermissionError(errno.EPERM, "Operation not permitted", str(self))
+
+    monkeypatch.setattr(Path, "replace", refuse)
+    start.processor("sse4_2 avx2 avx512f")
+    start.again()
+    assert json.loads((start.key / "host.json").read_text())["cpu"] == ["avx2", "avx512f", "sse4_2"]
+    assert (start.key / "host.json").stat().st_ino == inode
+    assert not list(start.key.glob(".host.json*"))
+
+
+@pytest.mark.parametrize("kind", ["pipe", "huge"])
+def test_pipes_and_huge_files_hold_nothing_up(start: Start, kind: str) -> None:
+    """A pipe would be waited for without end, in a unit test too."""
+    start("cpu", "true")
+    old = old_key(start, 1, 3)
+    for file in (
+        start.key / "in-use",
+        start.key / "host.json",
+        start.key / "inductor/locks/a.lock",
+        start.key / "vllm/x/model",
+        old / "in-use",
+        old / "size",
+    ):
+        file.parent.mkdir(exist_ok=True, parents=True)
+        file.unlink(missing_ok=True)
+        if kind == "pipe":
+            os.mkfifo(file)
+        else:
+            with open(file, "wb") as sparse:
+                sparse.truncate(20_000_000_000)
+    os.utime(old / "host.json", (1, 1))  # so that its size's note is newer
+    assert start.again() == ["vllm", "serve"]
+
+
 # --- caches of other images ----------------------------------------------------------------------------
 
 
@@ -421,6 +616,17 @@ def test_the_user_says_how_much(start: Start, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("WARMSTART_KEEP_GB", "lots")
     start.again()
     assert not key.exists()
+
+
+@pytest.mark.parametrize("setting", ["nan", "-1", "-inf", "lots"])
+def test_what_is_no_size_is_told(
+    start: Start, setting: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key = old_key(start, 1, 30)
+    monkeypatch.setenv("WARMSTART_KEEP_GB", setting)
+    start("cpu", "true")
+    assert key.exists()
+    assert f"WARMSTART_KEEP_GB={setting} is no number of gigabytes: 20 are kept" in told(capsys)
 
 
 def test_sizes_are_measured_once_per_use(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

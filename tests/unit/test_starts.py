@@ -67,11 +67,18 @@ def test_the_next_start_of_an_image_is_expected_to_be_warm(tmp_path: Path) -> No
     image, other = "sha256:" + "a" * 64, "sha256:" + "c" * 64
     assert starts.expected(tmp_path, "p", image) == {}
     starts.add(tmp_path, start(record("cold", compile=60.0)))
-    assert starts.expected(tmp_path, "p", image) == {"compile": 60.0}
+    assert starts.expected(tmp_path, "p", image) == {}  # it won't compile again
     for number, seconds in enumerate((5.0, 7.0, 6.0)):
         starts.add(tmp_path, start(record("warm", compile=seconds), began=float(number)))
     assert starts.expected(tmp_path, "p", image) == {"compile": 6.0}  # the median
-    assert "compile" in starts.expected(tmp_path, "p", other)  # a new image: any is better than none
+    assert starts.expected(tmp_path, "p", other) == {}  # a new image: its caches may be empty, or from a seed
+
+
+def test_a_start_that_compiles_nothing_is_expected_to_be_such_again(tmp_path: Path) -> None:
+    image = "sha256:" + "a" * 64
+    starts.add(tmp_path, start(record("warm", compile=5.0), began=1.0))
+    starts.add(tmp_path, start(record("eager", weights=3.0), began=2.0))
+    assert starts.expected(tmp_path, "p", image) == {"weights": 3.0}
 
 
 def test_starts_that_failed_are_no_measure(tmp_path: Path) -> None:
@@ -104,6 +111,6 @@ def test_a_late_phase_does_not_shorten_the_rest() -> None:
 
 def test_the_live_line() -> None:
     now = of({"import": 3.0, "weights": 2.0}, reached="weights")
-    assert startup.live(now, {}) == "weights 2 s (no earlier start to compare with)"
+    assert startup.live(now, {}) == "weights 2 s (nothing to compare with)"
     assert startup.live(now, {"weights": 5.0, "compile": 20.0}) == "weights 2 s, about 23 s left"
     assert startup.live(now, {"weights": 2.2}) == "weights 2 s, any moment now"

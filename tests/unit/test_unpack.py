@@ -63,6 +63,13 @@ def test_an_honest_layer_is_read_whole() -> None:
     assert {content.files[n].path: sink.getvalue() for n, sink in placed.items()} == FILES
 
 
+@pytest.mark.parametrize("below", ["y", "y/z"])
+def test_a_path_below_a_file_of_the_seed_is_refused(below: str) -> None:
+    files = listed({"inductor/ab/x": b"1", "inductor/ab/x-": b"2", f"inductor/ab/x/{below}": b"3"})
+    with pytest.raises(SeedUnsafe, match="below a file"):
+        unpack.check(files, ("artefacts",))
+
+
 def test_a_long_name_is_read() -> None:
     path = f"triton/{name(1)}/{'k' * 300}.hsaco"
     files = {path: b"\x7fELF"}

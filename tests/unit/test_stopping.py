@@ -1,0 +1,62 @@
+"""`down` without podman: what the lease says while a container is stopped, and which container is meant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from tests.unit.test_engines import box, place, podman_lists, running
+from warmstart import container, control, engines, lease, stopping
+from warmstart.engine import Capabilities
+from warmstart.errors import NoEngine
+
+__all__ = ["place"]  # the fixture
+CAPS = cast(Capabilities, None)  # what would need it is replaced
+
+
+@pytest.fixture
+def stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The containers that are stopped, each with what `status` says meanwhile."""
+    found: list[str] = []
+
+    def stop(_: object, name: str, grace: int) -> None:
+        rows = [row for row in engines.status(tmp_path)["engines"] if row["container"] == name]
+        found.append(f"{name} {rows[0]['state']} {grace}")
+
+    monkeypatch.setattr(container, "stop", stop)
+    monkeypatch.setattr(container, "remove", lambda *_: None)
+    return found
+
+
+def test_the_lease_says_that_it_is_being_stopped(
+    tmp_path: Path, place: Path, stopped: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    podman_lists(monkeypatch, tmp_path)
+    lease.take(place, running("a", state="ready", devices=("0",)), {})
+    lease.take(place, mine := running("b"), {})
+    assert stopping.down(tmp_path, CAPS, "a") == ["a"]
+    stopping.undo(CAPS, place, mine)
+    assert stopped == [f"warmstart-a stopping {container.GRACE}", f"warmstart-b stopping {stopping.SHORT}"]
+    assert lease.read(place) == ()
+
+
+def test_down_takes_what_a_failed_start_left(
+    tmp_path: Path, stopped: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    podman_lists(monkeypatch, tmp_path)
+    with pytest.raises(NoEngine):
+        stopping.down(tmp_path, CAPS)
+    podman_lists(monkeypatch, tmp_path, box("a", name="other-name"))
+    assert stopping.down(tmp_path, CAPS) == ["a"]
+    assert stopping.down(tmp_path, CAPS, "a") == ["a"]
+    assert stopped == [f"other-name ended {stopping.SHORT}"] * 2
+
+
+def test_what_up_says_of_an_engine_that_still_starts() -> None:
+    started = control.Up(
+        preset="a", container="c", url="http://x/v1", image_id="", devices=(), ready=False, wall=0.0, record=None
+    )
+    told = control.text(started)
+    assert told == "a starts: `warmstart status` shows when it is ready, to answer at http://x/v1"
