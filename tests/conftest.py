@@ -7,9 +7,12 @@ failures are seen, and the slower groups after it are skipped. The summary says 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from warmstart import log
 
 TESTS = Path(__file__).parent
 GROUPS = ("lint", "unit", "golden", "engine", "image", "device")
@@ -49,6 +52,13 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     seconds[name] += report.duration
     if report.failed and name in GROUPS:
         failed.add(name)
+
+
+@pytest.fixture(autouse=True)
+def progress() -> Iterator[None]:
+    """A test that runs a command line leaves its form of progress to no other test."""
+    yield
+    log.configure()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -104,7 +104,7 @@ def ids() -> set[str]:
 def test_prune_frees_what_the_newest_builds_do_not_need(
     caps: Capabilities, base: str, tmp_path: Path
 ) -> None:
-    state, work = tmp_path, tmp_path / "cpu"
+    state, work, known = tmp_path, tmp_path / "cpu", ids()
     (work / "context").mkdir(parents=True)
 
     def build(text: str, *tags: str, folder: Path = work) -> str:
@@ -127,7 +127,8 @@ def test_prune_frees_what_the_newest_builds_do_not_need(
     freed = engine.prune(caps, state)
     gone = before - ids()
     assert old in gone
-    assert freed["images"] == len(gone) == 2  # the image and the step before its label
+    assert freed["images"] == len(gone)
+    assert len(gone - known) == 2  # the image and the step before its label; other tests leave steps, too
     assert engine.inspect(caps, others).tags == (f"{NAME}:other",)
     assert engine.inspect(caps, f"{NAME}:cpu").image_id == new
     assert engine.exists(caps, base)
