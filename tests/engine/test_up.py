@@ -20,7 +20,7 @@ import pytest
 
 from tests.checkout import Checkout, copy, end, free_port, podman, until, watchers
 from tests.engine.conftest import EPOCH
-from warmstart import engine, processes
+from warmstart import engine
 from warmstart.engine import Capabilities
 
 IMAGE = "localhost/warmstart-test:up"
