@@ -404,15 +404,3 @@ def test_refused_before_anything_is_started(checkout: Checkout, words: list[str]
     assert found == code, err
     assert told in err
     assert (checkout.seen("one"), checkout.leases()) == ("", [])
-
-
-def test_status_is_quick(checkout: Checkout) -> None:
-    """150 ms of processor time, with an engine that runs."""
-    assert end(checkout.up("one", checkout.model("whole", *WHOLE)))[0] == 0
-    spent = []
-    for _ in range(3):
-        before = os.times()
-        checkout.call("status")
-        after = os.times()
-        spent.append(after.children_user + after.children_system - before.children_user - before.children_system)
-    assert min(spent) <= 0.15
