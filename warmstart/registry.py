@@ -62,7 +62,7 @@ def parse(text: str) -> Ref:
     if not found:
         raise UsageError(
             f"{text!r} is not the name of an image in a registry",
-            hint="host[:port]/path[:tag][@sha256:…], for example ghcr.io/you/seeds:gfx1151-0123456789ab",
+            hint="host[:port]/path[:tag][@sha256:…], for example registry.example/you/seeds:gfx1151-0123456789ab",
         )
     return Ref(found["registry"], found["path"], found["tag"] or "", found["digest"] or "")
 

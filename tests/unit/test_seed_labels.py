@@ -169,8 +169,8 @@ def test_the_processor_by_its_features(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "ref"),
     [
-        ("ghcr.io/you/seeds:a", Ref("ghcr.io", "you/seeds", "a")),
-        ("docker://ghcr.io/you/seeds", Ref("ghcr.io", "you/seeds")),
+        ("registry.example/you/seeds:a", Ref("registry.example", "you/seeds", "a")),
+        ("docker://registry.example/you/seeds", Ref("registry.example", "you/seeds")),
         ("localhost:5000/seeds:a", Ref("localhost:5000", "seeds", "a")),
         ("[::1]:5000/seeds:a", Ref("[::1]:5000", "seeds", "a")),
         ("box:5000/seeds", Ref("box:5000", "seeds")),
@@ -206,7 +206,7 @@ def test_what_is_no_name_in_a_registry(text: str) -> None:
 @pytest.mark.parametrize(
     ("name", "here"),
     [("localhost:5000", True), ("127.0.0.1:5000", True), ("127.1.2.3", True), ("[::1]:5000", True)]
-    + [("ghcr.io", False), ("10.0.0.1:5000", False), ("localhost.example:5000", False), ("127.0.0.1.example", False)],
+    + [("registry.example", False), ("10.0.0.1:5000", False), ("localhost.example:5000", False), ("127.0.0.1.example", False)],
 )
 def test_only_a_registry_on_loopback_may_speak_plainly(name: str, here: bool) -> None:
     assert registry.on_loopback(Ref(name, "seeds")) is here
