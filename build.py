@@ -18,7 +18,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from warmstart import cli, controls, seedverb
+from warmstart import cli, options
 
 if TYPE_CHECKING:
     from warmstart.cuts import Cuts
@@ -108,15 +108,9 @@ def lock(args: Namespace) -> int:
     if args.check:
         told = resolve.check(ROOT, loaded.profile, cut)
     else:
+        without, made = args.without_index, [Path(file) for file in args.made]
         told = resolve.lock(
-            ROOT,
-            STATE,
-            loaded.profile,
-            cut,
-            without_indexes=args.without_index,
-            pin=args.pins,
-            choice=args.choose,
-            made=[Path(file) for file in args.made],
+            ROOT, STATE, loaded.profile, cut, without_indexes=without, pin=args.pins, choice=args.choose, made=made
         )
     return cli.show(args, told, resolve.text(told))
 
@@ -277,19 +271,12 @@ def watch(args: Namespace) -> int:
 
 def seed(args: Namespace) -> int:
     """Caches as images, so that another machine's first start is a warm one."""
-    from warmstart import presets, profile
+    from warmstart import profile, seedverb
 
     def planned(arch: str) -> Plan:
         return plan_of(Namespace(**{**vars(args), "arch": arch}))[1]
 
-    def served(planned: Plan) -> list[str]:
-        if not args.preset:
-            return [""]
-        preset = presets.load(ROOT, args.preset, presets.sets(args.set), planned.versions["vllm"])
-        presets.usable(preset, planned.arch, force=True)
-        return presets.command(preset)
-
-    told = seedverb.do(args, STATE, lambda arch: cli.arch(arch, profile.archs(ROOT)), planned, served)
+    told = seedverb.do(args, ROOT, STATE, lambda arch: cli.arch(arch, profile.archs(ROOT)), planned)
     return 0 if args.dry_run else cli.show(args, told, seedverb.text(args, told))
 
 
@@ -301,122 +288,11 @@ def prune(args: Namespace) -> int:
     return 0 if args.dry_run else cli.show(args, freed, told)
 
 
-ARCH = ("arch", {"nargs": "?", "default": "", "help": "an arch; default: this machine's GPU, else cpu"})
-LANE = ("--lane", {"default": "", "help": "wheel, vendor or source, where the arch offers it; default: its own"})
-DEVICE = (
-    "--device",
-    {
-        "choices": ("auto", "always", "never"),
-        "default": "auto",
-        "help": "give the build this machine's GPU, to prove aiter's core on it; auto: when there is one",
-    },
+ALL: tuple[cli.Verb, ...] = (
+    *(archs, plan, explain, render, lock, image, verify, rehearse, size, patches_check, doctor, phases, bench_doctor),
+    *(presets, emit, up, down, status, logs, exec_, gpu_check, watch, seed, prune),
 )
-FROZEN = ("--frozen", {"action": "store_true", "help": "from the committed, resolved lock or not at all"})
-SET = ("--set", {"action": "append", "default": [], "metavar": "KEY=VALUE", "help": "over the preset"})
-VERBS: cli.Verbs = {
-    "archs": (archs, "all archs: lane, versions, validated on hardware or not", ()),
-    "plan": (plan, "what would be built, and which file set each value", (ARCH, LANE, FROZEN)),
-    "explain": (
-        explain,
-        "what changed since the last build, and which layers that rebuilds",
-        (
-            ARCH,
-            LANE,
-            FROZEN,
-            ("--against", {"default": "", "help": "a plan in a JSON file, instead of the last build's"}),
-        ),
-    ),
-    "render": (
-        render,
-        "the Containerfile",
-        (ARCH, LANE, FROZEN, ("-o", {"dest": "output", "default": "", "help": "a file"})),
-    ),
-    "lock": (
-        lock,
-        "resolve all versions and hashes, or check them",
-        (
-            ARCH,
-            LANE,
-            ("--check", {"action": "store_true", "help": "only say whether the lock fits the profile"}),
-            ("--pins", {"action": "store_true", "help": "versions only for what the vendors' indexes have"}),
-            ("--choose", {"default": "", "help": "one of the profile's wheels.choices: upstream, for cpu"}),
-            ("--made", {"action": "append", "default": [], "help": "a wheel that a build from sources left"}),
-            ("--without-index", {"action": "append", "default": [], "help": "do without this index of the profile"}),
-        ),
-    ),
-    "image": (
-        image,
-        "build the image",
-        (
-            ARCH,
-            LANE,
-            DEVICE,
-            FROZEN,
-            ("--no-cache", {"action": "store_true", "help": "run every step again"}),
-            ("--no-wait", {"action": "store_true", "help": "fail when another build of the arch runs"}),
-        ),
-    ),
-    "verify": (
-        verify,
-        "run the image tests and write their record",
-        (
-            ARCH,
-            LANE,
-            ("--image", {"default": "", "help": "an image by reference or id, instead of the last build"}),
-            ("--only", {"default": "", "help": "a pytest -k expression: try a part, write no record"}),
-        ),
-    ),
-    "rehearse": (
-        rehearse,
-        "build and test an arch's image with stand-ins for what the network can't reach",
-        (
-            ARCH,
-            ("--all", {"action": "store_true", "help": "every arch with wheels of a vendor"}),
-            ("--first", {"action": "store_true", "help": "stop at the first image test that fails"}),
-        ),
-    ),
-    "size": (size, "size by layer and component, against the budget", (ARCH, LANE)),
-    "patches-check": (patches_check, "apply all patches to the sources they are for", ()),
-    "doctor": (
-        doctor,
-        "what is wrong with this machine for an image, with a remedy each",
-        (
-            ("--image", {"default": "", "help": "an image by reference; default: the one that this machine would get"}),
-            ("--root", {"default": "/", "help": "a folder with the sys, proc, dev and etc of another machine"}),
-        ),
-    ),
-    "phases": (phases, "a saved vLLM start log as phases with seconds", (("file", {"help": "the log"}),)),
-    "bench-doctor": (
-        bench_doctor,
-        "is the device's clock to be trusted, by which kernels are tuned",
-        (ARCH, ("--image", {"default": "", "help": "an image by reference or id, instead of the last build"})),
-    ),
-    "presets": (
-        presets,
-        "all presets, or one of them whole",
-        (("preset", {"nargs": "?", "default": "", "help": "a preset; without one all are listed"}), SET),
-    ),
-    "emit": (
-        emit,
-        "a preset as a file for Quadlet, compose, llama-swap or distrobox",
-        (
-            ("kind", {"choices": ("quadlet", "compose", "llama-swap", "distrobox"), "help": "what the file is for"}),
-            ("preset", {"nargs": "*", "help": "a preset; llama-swap takes several, without one all for the arch"}),
-            SET,
-            ("--arch", {"default": "", "help": "the arch of the machine with the file; default: this one's"}),
-            ("-o", {"dest": "output", "default": "", "help": "a file"}),
-        ),
-    ),
-    "up": (up, "serve a preset's model, its phases shown until it is ready", controls.UP),
-    "down": (down, "stop an engine, and see that its memory came back", controls.DOWN),
-    "status": (status, "engines, devices and memory", ()),
-    "logs": (logs, "an engine's log", controls.LOGS),
-    "exec": (exec_, "run a command in an engine's container", controls.EXEC),
-    "gpu-check": (gpu_check, "launch a kernel in the image: does the GPU run its device code?", (ARCH,)),
-    "watch": (watch, "watch an engine's memory until it ends (`up` starts this)", controls.WATCH),
-    "seed": (seed, "caches as images: make, push, pull, verify, ls", seedverb.OPTIONS),
-    "prune": (prune, "free old images, layers and caches of warmstart", ()),
-}
+VERBS: cli.Verbs = {name: (verb, *options.TABLE[name]) for verb in ALL for name in [cli.name(verb)]}
 
 
 if __name__ == "__main__":

@@ -19,8 +19,10 @@ Verb = Callable[[argparse.Namespace], int]
 Option = tuple[str, dict[str, Any]]
 Verbs = Mapping[str, tuple[Verb, str, Sequence[Option]]]
 
-ARCH: Option = ("arch", {"nargs": "?", "default": "", "help": "an arch; default: this machine's GPU, else cpu"})
-FROZEN: Option = ("--frozen", {"action": "store_true", "help": "only from the committed, resolved lock"})
+
+def name(verb: Verb) -> str:
+    """What a verb's function is called on the command line: patches_check is patches-check, exec_ is exec."""
+    return verb.__name__.rstrip("_").replace("_", "-")
 
 
 def parser(verbs: Verbs) -> argparse.ArgumentParser:

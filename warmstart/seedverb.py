@@ -1,4 +1,4 @@
-"""The verb `seed`: its options, what each of its parts calls, and how the outcome is told."""
+"""The verb `seed`: what each of its parts calls, and how the outcome is told."""
 
 from __future__ import annotations
 
@@ -17,50 +17,16 @@ if TYPE_CHECKING:
     from warmstart.seeds import Moved
     from warmstart.seedstore import Seed
 
-VOLUME = "warmstart-cache"  # the name that the README gives the volume
-
-OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("do", {"nargs": "?", "default": "ls", "choices": ("make", "push", "pull", "verify", "ls"), "help": "what to do"}),
-    (
-        "what",
-        {
-            "nargs": "?",
-            "default": "",
-            "help": "make: an arch; push, pull, verify: a seed's tag or its name in a registry",
-        },
-    ),
-    (
-        "--from",
-        {"dest": "source", "default": VOLUME, "help": f"make: a volume or a folder of caches; default {VOLUME}"},
-    ),
-    (
-        "--tier",
-        {"default": "", "help": "make: kernels,verdicts,artefacts; default: the first two, and all with a model"},
-    ),
-    ("--preset", {"default": "", "help": "make: the preset whose model and flags the artefacts are of"}),
-    (
-        "--set",
-        {"action": "append", "default": [], "metavar": "KEY=VALUE", "help": "make: over the preset, as up got it"},
-    ),
-    ("--model", {"default": "", "help": "make: the same without a preset; nothing checks what is said"}),
-    ("--flags", {"default": "", "help": "make: the flags of vllm serve that go with --model"}),
-    ("--seed", {"default": "", "help": "push: the tag of a seed here; default: the tag that it goes to"}),
-    ("--into", {"default": VOLUME, "help": f"pull: a volume or a folder for caches; default {VOLUME}"}),
-    ("--arch", {"default": "", "help": "pull: the arch of the image; default: this machine's"}),
-    ("--cu", {"type": int, "default": 0, "help": "compute units of the GPU, when it isn't in this machine"}),
-    ("--lane", {"default": "", "help": "the lane of the image, where the arch offers several"}),
-)
-
 
 def do(
     args: Namespace,
+    root: Path,
     state: Path,
     arch: Callable[[str], str],
     plan: Callable[[str], Plan],
-    served: Callable[[Plan], list[str]],
 ) -> Any:
-    """Do what `args` asks for. `arch` settles an arch, `plan` makes its plan; `served`: a preset's model, flags."""
-    from warmstart import probe, seedlabels, seedmake, seeds, seedtiers
+    """Do what `args` asks for. `arch` settles an arch, `plan` makes its plan."""
+    from warmstart import probe, runline, seedlabels, seedmake, seeds, seedtiers
 
     if args.do in {"push", "pull", "verify"} and not args.what:
         raise UsageError(f"seed {args.do} what?", hint="a seed's tag (seed ls), or host/path:tag in a registry")
@@ -73,9 +39,9 @@ def do(
 
     if args.do == "make":
         planned = plan(arch(args.what or args.arch))
-        model, *words = [args.model, *shlex.split(args.flags)] if args.model else served(planned)
+        model, *words = [args.model, *shlex.split(args.flags)] if args.model else _served(root, args, planned)
         wanted = seedmake.Wanted(
-            source=args.source,
+            source=args.source or runline.CACHE,
             tiers=seedtiers.tiers(args.tier),
             cu=args.cu,
             model=model,
@@ -85,10 +51,21 @@ def do(
     if args.do == "push":
         return seeds.push(state, caps, args.what, args.seed)
     if args.do == "pull":
-        return seeds.pull(state, caps, args.what, lambda: here(arch(args.arch)), args.into)
+        return seeds.pull(state, caps, args.what, lambda: here(arch(args.arch)), args.into or runline.CACHE)
     if args.do == "verify":
         return seeds.verify(state, caps, args.what, here)
     return {"seeds": seeds.ls(state, here)}
+
+
+def _served(root: Path, args: Namespace, planned: Plan) -> list[str]:
+    """Model and flags of the preset that `args` names; no model without one."""
+    from warmstart import presets
+
+    if not args.preset:
+        return [""]
+    preset = presets.load(root, args.preset, presets.sets(args.set), planned.versions["vllm"])
+    presets.usable(preset, planned.arch, force=True)
+    return presets.command(preset)
 
 
 def text(args: Namespace, told: Any) -> str:
@@ -99,10 +76,10 @@ def text(args: Namespace, told: Any) -> str:
 
 
 def _table(rows: list[Seed]) -> str:
-    from warmstart import tables
+    from warmstart import runline, tables
 
     if not rows:
-        log.info(f"there are no seeds here: seed make ARCH makes one of what {VOLUME} holds, seed pull gets one")
+        log.info(f"there are no seeds here: seed make ARCH makes one of what {runline.CACHE} holds, seed pull gets one")
         return ""
     head = ["seed", "tiers", "CUs", "MB", "packed", "digest", "fits the image here"]
     lines = [

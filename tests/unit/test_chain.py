@@ -13,13 +13,13 @@ CHAIN = (
     "tables gittree render explain manifest pipconf targets wheels solve pins aptconf mmdebstrap rootfs debs context "
     "patchcheck containersconf proof probe failure leftovers engine inputs madewheels resolve report assemble "
     "logline phases verify elf archives "
-    "registry cachedir seedtiers seedlabels unpack seedfiles seedlayout seedplace seedstore seedmake seeds seedverb "
+    "registry cachedir seedtiers seedlabels unpack seedfiles seedlayout seedplace seedstore seedmake seeds "
     "offers devicecode standins loopback reuse rehearsed rehearse "
-    "flags presetfiles presets runline presetlist benchdoctor "
+    "flags presetfiles presets runline presetlist seedverb benchdoctor "
     "gpus limits need sizes pressure guard "
     "processes ports hints lease boxes container starts diagnosis follow watchdog stacks startup holders outcome "
     "stopping preflight engines control watcher gpucheck "
-    "findings checks_gpu checks_memory checks_access checks_engine checks_host doctor emit cli controls"
+    "findings checks_gpu checks_memory checks_access checks_engine checks_host doctor emit cli options"
 ).split()
 
 
