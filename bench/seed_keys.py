@@ -47,38 +47,15 @@ def environment(out: Path, *, seeded: bool) -> None:
 
 
 def load() -> Any:
-    """torch on the GPU, under the hooks; the number of its compute units is where an entry point would put it."""
-    sys.path.insert(0, str(ROOT / "sitecustomize"))
-    importlib.import_module("warmstart_hooks")
-    torch = importlib.import_module("torch")
-    torch.zeros(1, device="cuda")
-    os.environ["WARMSTART_CU"] = str(torch.cuda.get_device_properties(0).multi_processor_count)
-    return torch
+    """What measures on the GPU, under the hooks; the number of compute units is where an entry point would put it."""
+    kit = importlib.import_module("bench.kit_gpu")
+    os.environ["WARMSTART_CU"] = str(kit.torch.cuda.get_device_properties(0).multi_processor_count)
+    return kit
 
 
-def gdn_call(torch: Any) -> Callable[[], Any]:
-    """The forward pass of a gated delta rule: 2048 tokens, 32 heads of 128. Returns output and final state."""
-    rule = importlib.import_module("fla.ops.gated_delta_rule").chunk_gated_delta_rule
-    shape = (1, 2048, 32, 128)
-    torch.manual_seed(0)
-    q, k, v = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(3))
-    q, k = (torch.nn.functional.normalize(x.float(), dim=-1).to(x.dtype) for x in (q, k))
-    g = torch.nn.functional.logsigmoid(torch.randn(shape[:3], device="cuda"))
-    beta = torch.rand(shape[:3], device="cuda").to(torch.bfloat16)
-
-    def call() -> Any:
-        with torch.no_grad():
-            result = rule(q, k, v, g, beta, output_final_state=True)
-        torch.cuda.synchronize()
-        return result
-
-    return call
-
-
-def counted(torch: Any) -> dict[str, Any]:
+def counted(kit: Any) -> dict[str, Any]:
     """The pass once: seconds, kernels compiled and found, benchmarks, and a digest of its result."""
-    call = gdn_call(torch)
-    triton = importlib.import_module("triton")
+    call, torch, triton = kit.gdn_call(), kit.torch, kit.triton
     tuner = importlib.import_module("triton.runtime.autotuner").Autotuner
     bench, benched = tuner._bench, []
     compiled: list[str] = []
@@ -169,7 +146,7 @@ def main() -> int:
     asked = options.parse_args()
     if asked.fla:
         sys.path.insert(0, str(asked.fla.resolve()))
-    sys.path.insert(0, str(ROOT / "caches"))
+    sys.path[:0] = [str(ROOT), str(ROOT / "caches")]
     asked.out.mkdir(parents=True, exist_ok=True)
     return steps[asked.step](asked.out.resolve())
 
