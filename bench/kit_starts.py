@@ -92,27 +92,28 @@ def kernels(part: str, out: Path) -> dict[str, Any]:
 
 def seeded(part: str, out: Path) -> dict[str, Any]:
     """A first start after a pull of a seed with all three tiers, made of the kit's caches."""
-    if not (out / "before").exists():
+    if not (out / "caches" / KEY / "seeds").exists():  # what a pull notes last
         pack(out)
     return starts(part, out, out / "caches" / KEY, 1, kit=True)
 
 
 def pack(out: Path) -> None:
-    """Caches → layer of a seed → caches in the same place; those that there were lie in `before` then."""
+    """Caches → layer of a seed → caches in the same place; those that there were lie in `before` then. Repeatable."""
     from warmstart import seedfiles, seedlayout, seedplace, seedtiers
     from warmstart.seedlabels import Facts
 
-    with seedplace.cache(out / "caches", KEY) as folder:
-        stage = kit_vllm.emptied(out / "stage")
-        stage.mkdir()
+    if not (out / "before").exists():
+        (out / "caches").rename(out / "before")
+    stage = kit_vllm.emptied(out / "stage")
+    stage.mkdir()
+    with seedplace.cache(out / "before", KEY) as folder:
         taken = seedfiles.take(folder, KEY, seedtiers.TIERS, int(CU), stage)
     facts = Facts(
         cache_key=KEY, arch="cpu", tiers=seedtiers.TIERS, cu=int(CU), model="bench", flags="bench", gpu="H200"
     )
     layout = kit_vllm.emptied(out / "layout")
     image = seedlayout.write(layout, facts, taken.copies, 0)
-    (out / "caches").rename(out / "before")
-    (out / "caches").mkdir()
+    kit_vllm.emptied(out / "caches").mkdir()
     placed = seedplace.place(out / "caches", layout, image)
     print(f"seed: {placed.files} files, layer {image.layer_size} bytes", file=sys.stderr)
     shutil.rmtree(stage)
