@@ -7,13 +7,14 @@ import errno
 import io
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from warmstart import log, signals
-from warmstart.errors import DiskFull, InputError, Interrupted, Terminated, WarmstartError
+from warmstart.errors import DiskFull, InputError, Interrupted, Terminated, UsageError, WarmstartError
 
 Verb = Callable[[argparse.Namespace], int]
 Option = tuple[str, dict[str, Any]]
@@ -25,14 +26,29 @@ def name(verb: Verb) -> str:
     return verb.__name__.rstrip("_").replace("_", "-")
 
 
+class Parser(argparse.ArgumentParser):
+    """argparse, but what it refuses is one line and a hint like everything else."""
+
+    def error(self, message: str) -> NoReturn:
+        import difflib
+
+        found = re.fullmatch(r"(?:argument \S+: )?invalid choice: '(.*)' \(choose from (.*)\)", message)
+        if not found:
+            raise UsageError(message, hint=f"{self.prog} --help")
+        known = re.findall(r"[\w-]+", found[2])
+        near = difflib.get_close_matches(found[1], known, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+        raise UsageError(f"{self.prog} knows no {found[1]!r}", hint=hint)
+
+
 def parser(verbs: Verbs) -> argparse.ArgumentParser:
     """The parser for a table of verbs: name → (function, one line of help, options)."""
-    common = argparse.ArgumentParser(add_help=False)
+    common = Parser(add_help=False)
     common.add_argument("--json", action="store_true", help="one JSON object a line on stdout, all else on stderr")
     common.add_argument("--dry-run", action="store_true", help="show the commands, change nothing")
     common.add_argument("--debug", action="store_true", help="echo commands, show tracebacks")
     common.add_argument("-q", "--quiet", action="store_true", help="only warnings and results")
-    top = argparse.ArgumentParser(
+    top = Parser(
         prog="warmstart",
         description="Slim vLLM images for AMD GPUs that start warm.",
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=22),
@@ -65,7 +81,10 @@ def _main(verbs: Verbs, argv: Sequence[str]) -> int:
             stream.reconfigure(errors="replace")  # a terminal of another encoding must not end a build
     if sys.stdout is None:  # closed by the caller
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for the life of the process
-    args = parser(verbs).parse_args(argv)
+    try:
+        args = parser(verbs).parse_args(argv)
+    except UsageError as failure:
+        return _tell(failure, False)
     log.configure(json=args.json, quiet=args.quiet, debug=args.debug)
     if args.dry_run:
         from warmstart import run

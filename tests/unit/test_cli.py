@@ -186,3 +186,20 @@ def test_a_full_disk_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 
     assert cli.main({"full": (full, "", ())}, ["full"]) == errors.DiskFull.code
     assert "No space left" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "told", "hint"),
+    [
+        (["plna"], "warmstart knows no 'plna'", "did you mean plan?"),
+        (["seed", "fly"], "warmstart seed knows no 'fly'", "there are make, push, pull, verify, ls"),
+        (["plan", "--nothing"], "unrecognized arguments: --nothing", "warmstart --help"),
+        (["up"], "the following arguments are required: preset", "warmstart up --help"),
+        ([], "the following arguments are required: VERB", "warmstart --help"),
+    ],
+)
+def test_wrong_words_are_one_line_and_a_hint(
+    words: list[str], told: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*words) == errors.UsageError.code
+    assert capsys.readouterr().err.splitlines() == [f"error: {told}", f"  hint: {hint}"]
