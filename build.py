@@ -191,7 +191,7 @@ def bench_doctor(args: Namespace) -> int:
     caps = probe.probe(STATE)
     ref = args.image or report.read(STATE, cli.arch(args.arch, profile.archs(ROOT))).image_id
     told = benchdoctor.examine(caps, ref)
-    return 0 if args.dry_run else cli.show(args, told, told["verdict"])
+    return 0 if args.dry_run else cli.show(args, told, told["summary"])
 
 
 def presets(args: Namespace) -> int:
@@ -229,7 +229,7 @@ def up(args: Namespace) -> int:
 def down(args: Namespace) -> int:
     from warmstart import probe, stopping
 
-    stopped = stopping.down(STATE, probe.probe(STATE), args.preset)
+    stopped = stopping.down(ROOT, STATE, probe.probe(STATE), args.preset)
     return 0 if args.dry_run else cli.show(args, {"stopped": stopped}, f"stopped {', '.join(stopped)}")
 
 

@@ -107,7 +107,7 @@ def pack(out: Path) -> None:
     stage = kit_vllm.emptied(out / "stage")
     stage.mkdir()
     with seedplace.cache(out / "before", KEY) as folder:
-        taken = seedfiles.take(folder, KEY, seedtiers.TIERS, int(CU), stage)
+        taken = seedfiles.take(folder, f"/cache/{KEY}", seedtiers.TIERS, int(CU), stage)
     facts = Facts(
         cache_key=KEY, arch="cpu", tiers=seedtiers.TIERS, cu=int(CU), model="bench", flags="bench", gpu="H200"
     )

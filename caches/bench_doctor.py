@@ -47,13 +47,13 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     torch, why = device()
     if torch is None:
-        told: dict[str, Any] = {"schema": 1, "trusted": None, "verdict": f"no GPU: {why}"}
-        print(json.dumps(told) if options.json else told["verdict"])
+        told: dict[str, Any] = {"schema": 1, "trusted": None, "summary": f"no GPU: {why}"}
+        print(json.dumps(told) if options.json else told["summary"])
         return EXIT_NO_GPU
     told = measure(torch)
     doubts = judge(told)
-    told = finite(told) | {"trusted": not doubts, "doubts": doubts, "verdict": verdict(told, doubts)}
-    print(json.dumps(told, indent=1) if options.json else told["verdict"])
+    told = finite(told) | {"trusted": not doubts, "doubts": doubts, "summary": summary(told, doubts)}
+    print(json.dumps(told, indent=1) if options.json else told["summary"])
     return EXIT_DOUBT if doubts else 0
 
 
@@ -232,7 +232,7 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def verdict(told: dict[str, Any], doubts: Sequence[str]) -> str:
+def summary(told: dict[str, Any], doubts: Sequence[str]) -> str:
     """One line for people."""
     if doubts:
         return (

@@ -70,6 +70,13 @@ class Checkout:
         self.running.append(process)
         return process
 
+    def close(self) -> None:
+        """End what was started and not waited for."""
+        for process in self.running:
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+
     def env(self) -> dict[str, str]:
         """Leases are this copy's own, whatever else runs on the machine; hints are those of the command line."""
         runtime = self.root / "runtime"

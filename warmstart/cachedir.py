@@ -29,6 +29,7 @@ from warmstart.probe import Capabilities, environment
 MODE, BELOW = 0o1777, 0o777
 OPEN = b"\x02\0\0\0" + b"".join(tag.to_bytes(2, "little") + b"\x07\0" + b"\xff" * 4 for tag in (0x01, 0x04, 0x20))
 FILE = 0o644
+SHARED = 0o666  # host.json: a start by another user notes there what it adds
 HOLD = "in-use"  # held by flock while a start uses the key: nobody removes the key then
 PATIENCE = 10.0  # seconds to wait for whoever removes a key
 KEY = r"(cpu|gfx[0-9a-f]+)-[0-9a-f]{12}"  # names the folder of one image's caches
@@ -44,7 +45,7 @@ RIGHTS = "as the user who runs the containers; without root: podman unshare .ven
 def locate(caps: Capabilities, place: str, *, make: bool = False) -> Path:
     """The folder of `place`: a folder if there is a "/" in it or it is one of dots, else a volume's of that name.
 
-    With `make` it is made. Raises NothingToSeed when it isn't there.
+    With `make` it is made; a dry run tells where podman would. Raises NothingToSeed when it isn't there.
     """
     if "/" in place or set(place) == {"."}:
         folder = Path(place).expanduser().absolute()
@@ -61,8 +62,8 @@ def locate(caps: Capabilities, place: str, *, make: bool = False) -> Path:
     told = _mountpoint(caps, place)
     if not told and make:
         run.run(["podman", "volume", "create", place], env=environment(caps))
-        told = _mountpoint(caps, place)
-    if not told and not run.recorder.on:
+        told = f"{caps.storage}/volumes/{place}/_data" if run.recorder.on else _mountpoint(caps, place)
+    if not told:
         hint = f"--from another one, or serve something first: podman run -v {place}:/cache …"
         raise NothingToSeed(f"there is no volume {place}", hint=hint)
     return Path(told)
@@ -203,10 +204,10 @@ def _remove_left(key: int, name: str) -> None:
         shutil.rmtree(name, ignore_errors=True, dir_fd=key)
 
 
-def create(folder: int, name: str) -> IO[bytes]:
-    """A new file in an open folder, for writing; its mode is that of a cache's file."""
+def create(folder: int, name: str, mode: int = FILE) -> IO[bytes]:
+    """A new file in an open folder, for writing."""
     descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINK, 0o600, dir_fd=folder)
-    os.fchmod(descriptor, FILE)
+    os.fchmod(descriptor, mode)
     return os.fdopen(descriptor, "wb")
 
 
@@ -225,14 +226,14 @@ def content(folder: int, name: str, most: int = SMALL) -> bytes:
         return data.read(most) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
 
 
-def exists(folder: int, path: str, size: int = -1) -> bool:
-    """Whether a regular file is there below an open folder, of that size if one is given."""
+def exists(folder: int, path: str) -> bool:
+    """Whether a regular file is there below an open folder."""
     try:
         with opened(folder, *path.split("/")[:-1]) as parent:
             found = os.stat(path.rpartition("/")[2], dir_fd=parent, follow_symlinks=False)
     except FileNotFoundError:
         return False
-    return stat.S_ISREG(found.st_mode) and size in {-1, found.st_size}
+    return stat.S_ISREG(found.st_mode)
 
 
 def put(stage: int, name: str, key: int, path: str, *, replace: bool) -> bool:

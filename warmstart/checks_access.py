@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from warmstart.findings import Check, Finding, Host, Unreadable, mode, needed, ok, skipped, status
+from warmstart.host import number, text
 
 GROUPS = ("render", "video")
 
@@ -24,9 +25,9 @@ class Session(msgspec.Struct, frozen=True):
 
 def session(host: Host) -> Session:
     """From /proc/self/status. Raises Unreadable."""
-    text = needed(host, "proc/self/status")
-    user = re.search(r"^Uid:\s+\d+\s+(\d+)", text, re.MULTILINE)
-    groups = re.search(r"^Groups:[ \t]*([\d \t]*)$", text, re.MULTILINE)
+    told = needed(host, "proc/self/status")
+    user = re.search(r"^Uid:\s+\d+\s+(\d+)", told, re.MULTILINE)
+    groups = re.search(r"^Groups:[ \t]*([\d \t]*)$", told, re.MULTILINE)
     if not user or not groups:
         raise Unreadable("/proc/self/status tells neither user nor groups")
     return Session(int(user[1]), frozenset(map(int, groups[1].split())))
@@ -103,29 +104,20 @@ def _opening(host: Host, who: Session, group: int) -> str:
 def _groups(host: Host) -> dict[str, tuple[int, frozenset[str]]]:
     """All groups of /etc/group: number and members. Empty when it can't be read."""
     found = {}
-    try:
-        for line in (host.root / "etc/group").read_text(encoding="utf-8", errors="replace").splitlines():
-            name, _, number, members = (*line.split(":"), "", "", "", "")[:4]
-            if number.isdigit():
-                found[name] = (int(number), frozenset(filter(None, members.split(","))))
-    except OSError:
-        return {}
+    for line in text(host.root / "etc/group").splitlines():
+        name, _, own, members = (*line.split(":"), "", "", "", "")[:4]
+        if (known := number(own)) is not None:
+            found[name] = (known, frozenset(filter(None, members.split(","))))
     return found
 
 
-def _name(host: Host, number: int) -> str:
-    return next((name for name, (own, _) in _groups(host).items() if own == number), str(number))
+def _name(host: Host, group: int) -> str:
+    return next((name for name, (own, _) in _groups(host).items() if own == group), str(group))
 
 
-def _user(host: Host, number: int) -> str:
-    try:
-        for line in (host.root / "etc/passwd").read_text(encoding="utf-8", errors="replace").splitlines():
-            name, _, own = (*line.split(":"), "", "", "")[:3]
-            if own == str(number):
-                return name
-    except OSError:
-        pass
-    return str(number)
+def _user(host: Host, user: int) -> str:
+    rows = (line.split(":") for line in text(host.root / "etc/passwd").splitlines())
+    return next((row[0] for row in rows if row[2:3] == [str(user)]), str(user))
 
 
 CHECKS: dict[str, Check] = {"device-nodes": nodes, "groups": groups}

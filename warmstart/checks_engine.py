@@ -7,7 +7,10 @@ import re
 from pathlib import Path
 
 from warmstart import host as machine
+from warmstart import presets
+from warmstart.checks_access import session
 from warmstart.findings import Check, Finding, Host, Unreadable, needed, ok, skipped
+from warmstart.gpus import gib
 from warmstart.lease import PREFIX
 
 STARTS = ("run warmstart outside of a container, or in one with more rights", "podman run --rm IMAGE true")
@@ -78,7 +81,7 @@ def shm(host: Host) -> Finding:
     if not size:
         raise Unreadable("the size of /dev/shm")
     if size >= host.facts.memory.shm << 20:
-        return ok(f"{size / (1 << 30):.1f} GiB")
+        return ok(gib(size))
     evidence = f"{size >> 20} MiB: several GPUs with --ipc host need {host.facts.memory.shm} MiB"
     several = len([gpu for gpu in host.gpus if gpu.arch == host.image.arch]) > 1
     remedy = f"sudo mount -o remount,size={host.facts.memory.shm}M /dev/shm"
@@ -88,9 +91,9 @@ def shm(host: Host) -> Finding:
 def disk(host: Host) -> Finding:
     """Space for an update of the image, for caches, and for models."""
     sizes = host.facts.disk
-    home = Path((host.environment or {}).get("HOME", "/root"))
-    storage = Path(host.engine.storage) if host.engine and host.engine.storage else _storage(host, home)
-    hub = Path((host.environment or {}).get("HF_HOME", home / ".cache/huggingface"))
+    env = {"HOME": "/root", **(host.environment or {})}
+    storage = Path(host.engine.storage) if host.engine and host.engine.storage else _storage(host, Path(env["HOME"]))
+    hub = Path(presets.models_folder(env))
     image = sizes.cpu_image if host.image.arch == "cpu" else sizes.image
     wanted = {storage: (image + sizes.caches, "image and caches"), hub: (sizes.models, "models")}
     told, short, needs = [], [], 0.0
@@ -116,22 +119,19 @@ def leftovers(host: Host) -> Finding:
     if host.engine and host.engine.problem:
         raise Unreadable("the engine can't be asked for containers")
     try:
-        files = (
-            sorted(entry.name for entry in os.scandir(host.state) if entry.name.startswith("probe-"))
-            if host.state
-            else []
-        )
+        names = os.listdir(host.state) if host.state else []
     except FileNotFoundError:
-        files = []
+        names = []
     except OSError as bad:
         raise Unreadable(f"{host.state}: {bad.strerror}") from None
+    files = sorted(name for name in names if name.startswith("probe-"))
     ended = host.engine.exited if host.engine else ()
     if ended:
         evidence = f"{len(ended)} ended: {', '.join(ended[:4])}{' …' if len(ended) > 4 else ''}"
-        ours = [f"make down PRESET={name.removeprefix(PREFIX)}" for name in ended if name.startswith(PREFIX)]
-        others = [name for name in ended if not name.startswith(PREFIX)]
-        remedy = "; ".join([*ours, *[f"podman rm {' '.join(others)}" for _ in range(bool(others))]])
-        return Finding("warning", evidence, remedy, "podman ps -a")
+        remedies = [f"make down PRESET={name.removeprefix(PREFIX)}" for name in ended if name.startswith(PREFIX)]
+        if others := [name for name in ended if not name.startswith(PREFIX)]:
+            remedies.append(f"podman rm {' '.join(others)}")
+        return Finding("warning", evidence, "; ".join(remedies), "podman ps -a")
     if files:
         return Finding("warning", f"of a probe that was cut off: {', '.join(files)}", "make prune", f"ls {host.state}")
     return ok("none")
@@ -139,8 +139,8 @@ def leftovers(host: Host) -> Finding:
 
 def _storage(host: Host, home: Path) -> Path:
     """Where podman's images are by default."""
-    user = re.search(r"^Uid:\s+\d+\s+(\d+)", needed(host, "proc/self/status"), re.MULTILINE)
-    return Path("/var/lib/containers/storage") if user and user[1] == "0" else home / ".local/share/containers/storage"
+    root = session(host).user == 0
+    return Path("/var/lib/containers/storage") if root else home / ".local/share/containers/storage"
 
 
 CHECKS: dict[str, Check] = {

@@ -5,27 +5,23 @@ from __future__ import annotations
 import re
 
 from warmstart.findings import Check, Finding, Host, needed, ok, skipped
-from warmstart.gpus import text
-from warmstart.host import KFD_NODES
+from warmstart.gpus import cards
+from warmstart.host import KFD_NODES, text
 
 
 def listed(host: Host) -> Finding:
     """The GPUs that can compute, and cards that can't because the driver's compute part is missing."""
     _topology(host)
-    cards = [
-        card.name
-        for card in sorted((host.root / "sys/class/drm").glob("card*"))
-        if re.fullmatch(r"card\d+", card.name) and text(card / "device" / "vendor") == "0x1002"
-    ]
+    found = [name for name, device in cards(host.root) if text(device / "vendor") == "0x1002"]
     if host.gpus:
         unknown = [gpu.pci for gpu in host.gpus if not gpu.known]
         if unknown:
             return Finding("unreadable", f"amdgpu tells no memory sizes of {', '.join(unknown)}")
         told = "; ".join(f"{gpu.arch} at {gpu.pci}, {gpu.cu} CUs" for gpu in host.gpus)
         return ok(told if len(host.gpus) <= 2 else f"{len(host.gpus)} GPUs: {host.gpus[0].arch} …")
-    if cards:
+    if found:
         remedy = "sudo modprobe amdgpu; when that fails, a kernel with CONFIG_HSA_AMD"
-        return Finding("error", f"{', '.join(cards)} of AMD, none of it in KFD's topology", remedy, "ls /dev/kfd")
+        return Finding("error", f"{', '.join(found)} of AMD, none of it in KFD's topology", remedy, "ls /dev/kfd")
     return ok("no AMD GPU: only the cpu image runs here")
 
 
@@ -47,14 +43,14 @@ def integrated(host: Host) -> Finding:
     _topology(host)
     if len(host.gpus) < 2:
         return skipped("there are not several GPUs")
-    first, cards = host.gpus[0], [gpu for gpu in host.gpus if not gpu.apu]
-    if not first.apu or not cards:
+    first, discrete = host.gpus[0], [gpu for gpu in host.gpus if not gpu.apu]
+    if not first.apu or not discrete:
         return ok(f"the first GPU is {first.arch} at {first.pci}")
     env = host.environment or {}
     if chosen := next((name for name in ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES") if env.get(name)), ""):
         return ok(f"{chosen}={env[chosen]} chooses")
-    name = cards[0].unique_id or str(cards[0].index)
-    told = f"the first GPU is the processor's {first.arch}, the card {cards[0].arch} is number {cards[0].index}"
+    name = discrete[0].unique_id or str(discrete[0].index)
+    told = f"the first GPU is the processor's {first.arch}, the card {discrete[0].arch} is number {discrete[0].index}"
     return Finding(
         "warning",
         f"{told}: the image chooses the right one, other programs may not",

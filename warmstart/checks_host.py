@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from warmstart.findings import Check, Finding, Host, Unreadable, needed, ok, skipped
-from warmstart.gpus import text
+from warmstart.host import text
 
 SLOW = ("low-power", "quiet", "cool", "power-saver")  # of the firmware's platform profiles
 SAVING = ("powersave", "balanced-battery", "laptop-battery-powersave", "power-saver")  # of tuned's

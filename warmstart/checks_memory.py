@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 
 from warmstart import gpus
-from warmstart.findings import Check, Finding, Host, Unreadable, gib, needed, ok, skipped
+from warmstart.findings import Check, Finding, Host, Unreadable, needed, ok, skipped
+from warmstart.gpus import GIB, gib
 
 PAGE = 4096
-GIB = 1 << 30
 
 
 def gtt(host: Host) -> Finding:
@@ -52,7 +52,7 @@ def command_line(host: Host) -> Finding:
         (word, row)
         for word in words
         for row in host.facts.option
-        if re.fullmatch(row.option, word) and (host.gpus or "amdgpu" in word or word == "nomodeset")
+        if re.fullmatch(row.option, word) and (host.gpus or row.fatal or "amdgpu" in word)
     ]
     values = {key: value for key, _, value in (word.partition("=") for word in words)}
     pages, size = values.get("ttm.pages_limit", ""), values.get("amdgpu.gttsize", "")
@@ -62,9 +62,9 @@ def command_line(host: Host) -> Finding:
     if not wrong:
         return ok("nothing on it is known to be useless or harmful")
     told = "; ".join(f"{word}: {row.why}" for word, row in wrong)
-    severe = any(row.option == "nomodeset" or "blacklist" in row.option for _, row in wrong)
+    fatal = any(row.fatal for _, row in wrong)
     remedies = "; ".join(dict.fromkeys(row.instead for _, row in wrong))
-    return Finding("error" if severe else "warning", told, f"{remedies}, then: sudo reboot", "cat /proc/cmdline")
+    return Finding("error" if fatal else "warning", told, f"{remedies}, then: sudo reboot", "cat /proc/cmdline")
 
 
 def free(host: Host) -> Finding:

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import msgspec
 
-from warmstart import gpus, lease, processes, run, runline
+from warmstart import gpus, lease, presets, processes, run, runline
 from warmstart.engine import Capabilities, environment
 from warmstart.gpus import Gpu
 from warmstart.runline import Setting
 
-GRACE = 60  # seconds that vLLM gets after SIGINT: it waits for running requests, and frees the device's memory
 DEAD = ("exited", "stopped", "created", "configured", "removing", "dead")
 
 
@@ -32,11 +31,6 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     cache: str  # this machine's folder of the cache volume; empty without one
 
 
-def name(preset: str) -> str:
-    """The name of a preset's container."""
-    return lease.container_name(preset)
-
-
 def options(preset: str, log: Path) -> list[str]:
     """What `up` puts before the run line: the container's name, and where its output goes.
 
@@ -51,7 +45,7 @@ def setting(caps: Capabilities, image: str, used: Sequence[Gpu]) -> Setting:
     chosen = runline.choose([(gpu.index, gpu.unique_id) for gpu in used], len(gpus.read())) if used else ("", "")
     return Setting(
         image=image,
-        models=runline.models_folder(),
+        models=presets.models_folder(),
         devices=nodes,
         visible=chosen,
         groups=runline.owners(nodes),
@@ -94,7 +88,7 @@ def look(caps: Capabilities, container: str) -> Seen | None:
     )
 
 
-def stop(caps: Capabilities, container: str, grace: int = GRACE) -> None:
+def stop(caps: Capabilities, container: str, grace: int) -> None:
     """SIGINT, then SIGKILL after `grace` seconds. A container that is not there, or not running, is no mistake."""
     run.run(["podman", "stop", "--ignore", "--time", str(grace), container], env=environment(caps), ok=(0, 1, 125))
 

@@ -49,7 +49,6 @@ from warmstart.lease import Lease
 from warmstart.phases import StartRecord
 from warmstart.preflight import Ready
 from warmstart.startup import Silence, Startup
-from warmstart.watchdog import SILENCE
 
 TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")  # of the user's environment, handed on to the engine
 DOWNLOAD = 2.0  # times the weights' size must be free: what is fetched is written aside first
@@ -62,7 +61,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     force: bool = False
     detach: bool = False
     profile: bool = False
-    silence: float = SILENCE
+    silence: float  # seconds without a line after which it is looked at
 
 
 class Up(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,7 +95,7 @@ def up(root: Path, state: Path, caps: Capabilities, name: str, sets: dict[str, s
     for warning in preset.warnings:
         log.warn(warning)
     arch = image.labels.get("io.warmstart.arch", "")
-    hub, bounds = Path(runline.models_folder()) / "hub", limits.load(root)
+    hub, bounds = Path(presets.models_folder()) / "hub", limits.load(root)
     if one := preflight.running(preset.name, place):
         lease.refuse_same(one)
     stray = container.look(caps, lease.container_name(preset.name))
@@ -159,8 +158,8 @@ def _follow(state: Path, caps: Capabilities, place: Path, mine: Lease, ready: Re
                 startup.show(event)
                 if event.kind == "restart":
                     lease.update(place, mine, process=follows.process[0], process_began=follows.process[1])
-            if verdict := silence.step():
-                log.info(silence.tell(verdict))
+            if activity := silence.step():
+                log.info(silence.tell(activity))
             if time.monotonic() - shown >= 1.0:  # what is shown has whole seconds
                 shown = time.monotonic()
                 step.note(startup.live(follows.record(), expectation))
@@ -168,7 +167,7 @@ def _follow(state: Path, caps: Capabilities, place: Path, mine: Lease, ready: Re
         if follows.state != "ready":
             raise outcome.ended(place, mine.preset, follows)
     outcome.finish(state, place, mine, follows, keep=True)
-    return _result(ready, follows.record(), follows.answered - follows.seen.started)
+    return _result(ready, follows.record(), follows.wall)
 
 
 def _launch(root: Path, state: Path, caps: Capabilities, place: Path, mine: Lease, ready: Ready) -> Seen | None:
@@ -176,7 +175,7 @@ def _launch(root: Path, state: Path, caps: Capabilities, place: Path, mine: Leas
 
     Raises EngineStopped when `down` came meanwhile, PortTaken, CommandFailed.
     """
-    Path(runline.models_folder(), "hub").mkdir(parents=True, exist_ok=True)
+    Path(presets.models_folder(), "hub").mkdir(parents=True, exist_ok=True)
     file = Path(mine.log)
     tokens = {name: os.environ[name] for name in TOKENS if os.environ.get(name)}
     line = runline.make(root, ready.preset, container.setting(caps, ready.ref, ready.gpus), tokens)
@@ -201,9 +200,12 @@ def _launch(root: Path, state: Path, caps: Capabilities, place: Path, mine: Leas
     # One that ended at once has no process; the lease is then held by us until its end was told.
     if seen is None or lease.update(place, mine, process=pid, process_began=began, **facts) is None:
         container.remove(caps, mine.container)
-        why = f"somebody ran `{hints.command('down')}`"
-        raise EngineStopped(f"{mine.preset} was stopped while it started", hint=why)
+        raise _stopped(mine, "started")
     return seen
+
+
+def _stopped(mine: Lease, did: str) -> EngineStopped:
+    return EngineStopped(f"{mine.preset} was stopped while it {did}", hint=f"somebody ran `{hints.command('down')}`")
 
 
 def _queue(place: Path, mine: Lease) -> bool:
@@ -213,8 +215,7 @@ def _queue(place: Path, mine: Lease) -> bool:
     with log.step(f"waiting until {', '.join(one.preset for one in before)} is ready"):
         while lease.starting(place, mine):
             if lease.update(place, mine, expires=time.time() + lease.LIMIT) is None:
-                why = f"somebody ran `{hints.command('down')}`"
-                raise EngineStopped(f"{mine.preset} was stopped while it waited", hint=why)
+                raise _stopped(mine, "waited")
             time.sleep(0.5)
     return True
 
@@ -252,7 +253,7 @@ def _result(ready: Ready, record: StartRecord | None, wall: float) -> Up:
     return Up(
         preset=ready.preset.name,
         container=lease.container_name(ready.preset.name),
-        url=f"http://127.0.0.1:{ready.preset.port}/v1",
+        url=engines.url(ready.preset.port),
         image_id=ready.image.image_id,
         devices=ready.devices,
         ready=record is not None,

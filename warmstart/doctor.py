@@ -25,6 +25,7 @@ from warmstart import (
     probe,
     profile,
     run,
+    tables,
     toml,
 )
 from warmstart.errors import HostFaults, HostUnreadable, HostWarnings, ImageMissing, InputError, WarmstartError
@@ -95,15 +96,14 @@ def code(found: Report) -> int:
 
 def text(found: Report) -> str:
     """The report for people: one line a check, and below what is wrong its remedy and how to see that it helped."""
-    width = max(len(row.check) for row in found.findings)
-    lines = [f"for {found.image} ({found.arch})"]
+    rows = []
     for row in found.findings:
-        lines.append(f"{row.severity.ljust(10)} {row.check.ljust(width)}  {row.evidence}")
-        indent = " " * (width + 13)
-        lines += [f"{indent}remedy: {row.remedy}"] if row.remedy else []
-        lines += [f"{indent}verify: {row.verify}"] if row.remedy and row.verify else []
+        rows.append([row.severity, row.check, row.evidence])
+        rows += [["", "", f"remedy: {row.remedy}"]] if row.remedy else []
+        rows += [["", "", f"verify: {row.verify}"]] if row.remedy and row.verify else []
     counts = {name: sum(row.severity == name for row in found.findings) for name in reversed(findings.ORDER)}
-    return "\n".join([*lines, ", ".join(f"{count} {name}" for name, count in counts.items() if count)])
+    last = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+    return f"for {found.image} ({found.arch})\n{tables.grid(rows)}\n{last}"
 
 
 def collect(root: Path, state: Path, other: Path, image: Image) -> Host:
@@ -166,6 +166,8 @@ def engine(state: Path) -> Engine:
             )
         else:
             env, known = {}, _asked()
+        if known.problem:
+            return known
         filters = [f"--filter=label={LABELS}.arch", "--filter=status=exited"]
         ps = ["podman", "ps", "--all", *filters, "--format", "{{.Names}}"]
         names = run.run(ps, env=env, timeout=PATIENCE, always=True).stdout.split()
@@ -176,7 +178,7 @@ def engine(state: Path) -> Engine:
 
 def package(other: Path, *, live: bool) -> str:
     """The version of the package with the GPU's firmware; empty where no package manager's files tell it."""
-    if found := FIRMWARE.search(gpus.text(other / "var/lib/dpkg/status")):
+    if found := FIRMWARE.search(host.text(other / "var/lib/dpkg/status")):
         return found[1]
     for entry in sorted((other / "var/lib/pacman/local").glob("linux-firmware*")):
         if named := re.match(r"linux-firmware(?:-amdgpu)?-(\d{8}\S*)$", entry.name):
@@ -192,6 +194,8 @@ def _asked() -> Engine:
     told = run.run(["podman", "info", "--format", "json"], timeout=PATIENCE, always=True).stdout
     info = msgspec.json.decode(told)
     own = info["host"]
+    if not own["ociRuntime"]:
+        return Engine(problem="podman finds no OCI runtime")
     return Engine(
         version=str(info["version"]["Version"]),
         runtime=str(own["ociRuntime"]["name"]),

@@ -15,12 +15,13 @@ from typing import Any
 
 import msgspec
 
-from warmstart import container, gpus, host, presets, profile, runline, starts, toml
+from warmstart import gpus, host, lease, presets, profile, runline, starts, toml
 from warmstart.errors import PresetError, UsageError
 from warmstart.presets import Preset
 from warmstart.runline import RunLine, Setting
 
 FOLDER = "presets/emit"
+PUBLISH = f"--publish=127.0.0.1:${{PORT}}:{runline.INSIDE}"  # llama-swap chooses the port on this machine
 PLAIN = re.compile(r"[A-Za-z0-9_./:=,@+-]+")
 
 
@@ -74,35 +75,26 @@ def _load(root: Path, name: str, sets: Mapping[str, str], wanted: str, here: str
     the preset is for it, else the preset's first."""
     archs = presets.load(root, name, sets).archs
     arch = wanted or (here if not archs or here in archs else archs[0])
-    preset = presets.load(root, name, sets, profile.load(root, arch).profile.versions.vllm)
+    known = profile.load(root, arch).profile
+    preset = presets.load(root, name, sets, known.versions.vllm)
     presets.usable(preset, arch)
-    return preset, setting(preset, arch), arch
+    return preset, setting(preset, arch, preset.image or known.tag), arch
 
 
-def setting(preset: Preset, arch: str, root: Path = Path("/")) -> Setting:
+def setting(preset: Preset, arch: str, image: str, root: Path = Path("/")) -> Setting:
     """Where the emitted file is to be used: this machine when it has a GPU of the arch, else any with one."""
-    found = [gpu for gpu in gpus.read(root) if gpu.arch == arch]
-    chosen = found[: count(preset)] if len(found) > count(preset) else found
+    here = gpus.read(root)
+    found = [gpu for gpu in here if gpu.arch == arch]
+    chosen = found[: runline.count(preset)]
     nodes = tuple(["/dev/kfd", *(f"/dev/dri/{gpu.render}" for gpu in chosen)] if found else ["/dev/kfd", "/dev/dri"])
-    every = len(gpus.read(root))
     return Setting(
-        image=preset.image or f"localhost/warmstart/vllm:{arch}",
-        models=runline.models_folder(),
+        image=image,
+        models=presets.models_folder(),
         devices=() if arch == "cpu" else nodes,
-        visible=runline.choose([(gpu.index, gpu.unique_id) for gpu in chosen], every) if chosen else ("", ""),
+        visible=runline.choose([(gpu.index, gpu.unique_id) for gpu in chosen], len(here)) if chosen else ("", ""),
         groups=runline.owners(nodes, root) if found else (),
         selinux=runline.enforcing(root),
     )
-
-
-def count(preset: Preset) -> int:
-    """GPUs that a preset takes."""
-    sizes = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size")
-    product = 1
-    for size in sizes:
-        value = str(preset.flags.get(size, "1"))
-        product *= int(value) if value.isdecimal() else 1
-    return product
 
 
 def quadlet(root: Path, state: Path, preset: Preset, where: Setting) -> str:
@@ -138,17 +130,18 @@ def llama_swap(root: Path, state: Path, wanted: Sequence[tuple[Preset, Setting]]
     models, secrets = [], set()
     for preset, where in wanted:
         line = runline.make(root, preset, where)
-        words = [*(_with_port(part) for part in line.parts), line.image, *line.command]
-        name = container.name(preset.name)
-        for word in [*line.command, *preset.env.values()]:
+        words = [*(PUBLISH if part.flag == "publish" else part.word for part in line.parts), line.image, *line.command]
+        name = lease.container_name(preset.name)
+        for word, shown in zip(line.words, line.shown, strict=True):
             if "${" in word:
-                raise PresetError(f"{preset.name}: llama-swap would take {word!r} for one of its macros")
+                raise PresetError(f"{preset.name}: llama-swap would take {shown!r} for one of its macros")
         served = preset.flags.get("served-model-name")
         models.append(
             {
                 "name": preset.name,
+                # Its macro has to stand bare, not in the quotes that a shell would want.
                 "cmd": shlex.join(["podman", "run", "--rm", "--replace", f"--name={name}", *words]).replace(
-                    "'--publish=127.0.0.1:${PORT}:8000'", "--publish=127.0.0.1:${PORT}:8000"
+                    shlex.quote(PUBLISH), PUBLISH
                 ),
                 "stop": shlex.join(
                     ["podman", "stop", "--ignore", "--time", str(runline.data(root).stop_seconds), name]
@@ -212,11 +205,6 @@ def compose_word(value: str) -> str:
     return yaml(value.replace("$", "$$"))
 
 
-def _with_port(part: runline.Part) -> str:
-    """llama-swap chooses the port on this machine."""
-    return f"--publish=127.0.0.1:${{PORT}}:{runline.INSIDE}" if part.flag == "publish" else part.word
-
-
 def _render(
     root: Path, facts: Data, name: str, state: Path, wanted: Sequence[Preset], line: RunLine, **more: Any
 ) -> str:
@@ -246,8 +234,8 @@ def _render(
     return engine.get_template(facts.files[name]).render(
         preset=first,
         data=facts,
-        container=container.name(first.name),
-        service=container.name(first.name),
+        container=lease.container_name(first.name),
+        cache=runline.CACHE,
         image=line.image,
         command=line.command,
         flags=flags,

@@ -126,7 +126,7 @@ def exists(caps: Capabilities, ref: str) -> bool:
 
 def find(caps: Capabilities, label: str, value: str) -> str | None:
     """The id of the image with that label, or None. Tagged ones come first: their times are all the epoch."""
-    found = _images(caps, f"label={label}={value}")
+    found = images(caps, f"label={label}={value}")
     found.sort(key=lambda image: not image.get("Names"))
     return f"sha256:{found[0]['Id']}" if found else None
 
@@ -224,9 +224,7 @@ def need_disk(caps: Capabilities, needed: int, *folders: Path) -> None:
     for place in (Path(caps.storage), *folders):
         if (free := _free(place)) < needed:
             told = f"{place}: {free / 1e9:.1f} GB free, {needed / 1e9:.1f} GB needed"
-            raise DiskFull(
-                told, hint="make prune frees old images and caches, or move the store (storage.conf)"
-            )
+            raise DiskFull(told, hint="make prune frees old images and caches, or move the store (storage.conf)")
 
 
 def _free(place: Path) -> int:
@@ -271,7 +269,8 @@ def _built(
     return image
 
 
-def _images(caps: Capabilities, *filters: str) -> list[dict[str, Any]]:
+def images(caps: Capabilities, *filters: str) -> list[dict[str, Any]]:
+    """What podman lists of the images that meet all of its `filters`."""
     words = [word for condition in filters for word in ("--filter", condition)]
     return json.loads(_ask(caps, "images", "--format", "json", *words).stdout or "[]") or []
 

@@ -42,6 +42,11 @@ def status(state: Path, root: Path = Path("/")) -> dict[str, Any]:
     return {"engines": engines, "devices": devices, "holders": held, "memory": memory}
 
 
+def url(port: int) -> str:
+    """Where an engine of this machine answers."""
+    return f"http://127.0.0.1:{port}/v1"
+
+
 def log_file(state: Path, preset: str) -> Path | None:
     """The output of a preset's latest engine; None when there was none."""
     return max(_logs(state, preset).glob("*.log"), default=None)
@@ -64,12 +69,12 @@ def text(told: dict[str, Any]) -> str:
     found = [_line(row) for row in told["engines"]] or ["no engine"]
     for gpu in told["devices"]:
         used, total = gpu["vram_used"] + gpu["gtt_used"], gpu["vram_total"]
-        sizes = f"{_gib(used)} used, VRAM {_gib(total)}, GTT {_gib(gpu['gtt_total'])}"
+        sizes = f"{gpus.gib(used)} used, VRAM {gpus.gib(total)}, GTT {gpus.gib(gpu['gtt_total'])}"
         found.append(f"{gpu['device']} {gpu['arch']}: {sizes}")
-    found += [f"  {one['who']} has {_gib(sum(one['bytes'].values()))}" for one in told["holders"]]
+    found += [f"  {one['who']} has {gpus.gib(sum(one['bytes'].values()))}" for one in told["holders"]]
     memory = told["memory"]
-    free, total = _gib(memory["available"]), _gib(memory["total"])
-    found.append(f"memory: {free} of {total} available, swap {_gib(memory['swap_used'])}")
+    free, total = gpus.gib(memory["available"]), gpus.gib(memory["total"])
+    found.append(f"memory: {free} of {total} available, swap {gpus.gib(memory['swap_used'])}")
     return "\n".join(found)
 
 
@@ -187,10 +192,6 @@ def _dead(state: Path, place: Path, one: Lease, listed: Sequence[Listed] | None)
 def _line(row: dict[str, Any]) -> str:
     since = time.strftime("%H:%M", time.localtime(row["since"]))
     told = ", ".join([f"{row['preset']}: {row['state']} since {since}", *row["devices"]])
-    told += f" ({_gib(row['bytes'])})" if row["bytes"] else ""
-    told += f", http://127.0.0.1:{row['port']}/v1" if row["state"] == "ready" else ""
+    told += f" ({gpus.gib(row['bytes'])})" if row["bytes"] else ""
+    told += f", {url(row['port'])}" if row["state"] == "ready" else ""
     return told + (f"; {row['why']}" if row.get("why") else "") + (f"; {row['warning']}" if row["warning"] else "")
-
-
-def _gib(size: int) -> str:
-    return f"{size / 2**30:.1f} GiB"

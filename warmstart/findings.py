@@ -5,15 +5,16 @@ from __future__ import annotations
 import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
 from warmstart import toml
 from warmstart.gpus import Gpu, Memory
+from warmstart.toml import Table
 
 Severity = Literal["ok", "skipped", "unreadable", "warning", "error"]  # from best to worst
-ORDER: tuple[Severity, ...] = ("ok", "skipped", "unreadable", "warning", "error")
+ORDER: tuple[Severity, ...] = get_args(Severity)
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -25,11 +26,7 @@ class Finding(msgspec.Struct, frozen=True):
     verify: str = ""  # a command that shows whether it helped
 
 
-class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab", kw_only=True):
-    """A table of arch/doctor.toml."""
-
-
-class Disk(_Table, frozen=True):
+class Disk(Table, frozen=True):
     """GB that have to be free."""
 
     image: float
@@ -38,7 +35,7 @@ class Disk(_Table, frozen=True):
     models: float
 
 
-class Sizes(_Table, frozen=True):
+class Sizes(Table, frozen=True):
     """Limits of memory; their units are in the file."""
 
     gtt_leaves: int
@@ -47,7 +44,7 @@ class Sizes(_Table, frozen=True):
     swap_used: float
 
 
-class Firmware(_Table, frozen=True):
+class Firmware(Table, frozen=True):
     """Firmware that is known to fail."""
 
     archs: tuple[str, ...]
@@ -58,22 +55,23 @@ class Firmware(_Table, frozen=True):
     link: str
 
 
-class Option(_Table, frozen=True):
+class Option(Table, frozen=True):
     """An option of the kernel that does nothing, or harm."""
 
     option: str
     why: str
     instead: str
+    fatal: bool = False  # with it the driver does not load
 
 
-class Variable(_Table, frozen=True):
+class Variable(Table, frozen=True):
     """A variable of the environment."""
 
     name: str
     why: str
 
 
-class Facts(_Table, frozen=True):
+class Facts(Table, frozen=True):
     """arch/doctor.toml."""
 
     schema: int
@@ -152,14 +150,6 @@ def needed(host: Host, path: str) -> str:
         raise Unreadable(f"/{path}: {bad.strerror}") from None
 
 
-def number(host: Host, path: str) -> int:
-    """The number in a file. Raises Unreadable."""
-    value = needed(host, path)
-    if not value.isdecimal():
-        raise Unreadable(f"/{path} holds {value[:20]!r}, no number")
-    return int(value)
-
-
 def status(path: Path) -> Any:
     """What stat says of a path; None when it isn't there. Raises Unreadable."""
     try:
@@ -173,8 +163,3 @@ def status(path: Path) -> Any:
 def mode(found: Any) -> str:
     """A file's kind and rights as ls shows them."""
     return stat.filemode(found.st_mode)
-
-
-def gib(size: float) -> str:
-    """Bytes for people."""
-    return f"{size / (1 << 30):.1f} GiB"

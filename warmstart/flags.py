@@ -1,13 +1,11 @@
 """The flags and variables that a version of vLLM knows, as data: presets/flags/<version>.toml and presets/flags.toml.
 
 The first kind is made by `tools/vllm_flags.py` inside an image, from vLLM's own parser; the second is kept by hand and
-holds what a parser can't tell: what a flag that is gone was replaced by, and which flags are part of the key of vLLM's
-compile cache.
+holds what a parser can't tell, such as what a flag that is gone was replaced by.
 """
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 import shlex
@@ -20,7 +18,7 @@ import msgspec
 from packaging.version import InvalidVersion, Version
 
 from warmstart import masking, toml
-from warmstart.known import Known
+from warmstart.known import Gone, Known
 
 FOLDER = "presets"
 
@@ -50,23 +48,14 @@ class Flags(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.switch | self.plain | self.one | self.several | self.json
 
 
-class Gone(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A flag, a part of a JSON flag ("compilation-config.full_cuda_graph") or a value ("flag=value") that is gone."""
-
-    name: str
-    since: str  # the first release without it, of those that were read
-    instead: str
-
-
-class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
+class Kept(toml.Table, frozen=True):
     """The content of presets/flags.toml."""
 
     schema: int
-    hashed: tuple[str, ...]  # part of the key of vLLM's compile cache
     on_the_fly: tuple[str, ...]  # values of --quantization for checkpoints that are not quantised
     on_the_fly_cost: str
     ours: dict[str, str]  # flags that a preset may not set, with the reason
-    gone: tuple[Gone, ...] = ()
+    gone: tuple[Gone, ...] = ()  # flags, parts of JSON flags ("a-flag.part") and values ("flag=value")
 
 
 @cache
@@ -98,20 +87,15 @@ def _data(file: Path) -> Flags:
     return toml.read(file, Flags)
 
 
-def hashed(root: Path) -> frozenset[str]:
-    """Flags that are part of the key of vLLM's compile cache: with another value the next start compiles anew."""
-    return frozenset(kept(root).hashed)
-
-
 def gone(root: Path, flag: str) -> Gone | None:
     """What is known of a flag that vLLM has no more; None for any other."""
     return next((one for one in kept(root).gone if one.name == flag), None)
 
 
-def gone_env(root: Path, name: str) -> Gone | None:
-    """The same for a variable. They are in arch/rules.toml, because no image may set one either."""
-    found = toml.read(root / "arch" / "rules.toml", Known).gone
-    return next((Gone(one.name, one.since, one.instead) for one in found if one.name == name), None)
+@cache
+def gone_env(root: Path) -> dict[str, Gone]:
+    """The same of all variables, by name. They are in arch/rules.toml, because no image may set one either."""
+    return {one.name: one for one in toml.read(root / "arch" / "rules.toml", Known).gone}
 
 
 def since(version: str, first: str) -> bool:
@@ -120,12 +104,6 @@ def since(version: str, first: str) -> bool:
         return Version(version) >= Version(first)
     except InvalidVersion:
         return True
-
-
-def nearest(name: str, names: Collection[str]) -> str:
-    """The name that was probably meant, or nothing."""
-    found = difflib.get_close_matches(name, sorted(names), n=1, cutoff=0.6)
-    return found[0] if found else ""
 
 
 class Bad(Exception):
@@ -146,11 +124,11 @@ def _check_env(root: Path, name: str, version: str, told: str) -> None:
     flags = known(root, version)
     if not _ENV.fullmatch(name):
         raise Bad(f"env.{_start(name)} is no name of a variable")
-    old = gone_env(root, name)
+    old = gone_env(root).get(name)
     if old and since(version or (flags.version if flags else ""), old.since):
         raise Bad(f"vLLM has no {name} since {old.since}", old.instead)
     if flags and name.startswith("VLLM_") and name not in flags.env:
-        near = nearest(name, flags.env)
+        near = toml.nearest(name, flags.env, cutoff=0.6)
         hint = f"did you mean {near}?" if near else "vllm/envs.py holds all that it reads"
         raise Bad(f"{told} does not know {name}", hint)
 
@@ -227,7 +205,7 @@ def _checked(key: str, value: str, flags: Flags) -> tuple[str, Value | None]:
             raise Bad(f"{key}: {bad}") from None
     allowed = flags.choices.get(key, ())
     if allowed and value not in allowed:
-        near = nearest(value, allowed)
+        near = toml.nearest(value, allowed, cutoff=0.6)
         raise Bad(f"{key} can't be {value!r}", f"did you mean {near}?" if near else f"it takes {', '.join(allowed)}")
     return key, value
 
@@ -249,5 +227,5 @@ def _refuse_gone(root: Path, key: str, value: str, version: str) -> None:
 
 
 def _near_key(key: str, flags: Flags | None, also: Collection[str]) -> str:
-    near = nearest(key, {*also, *(flags.names if flags else ())})
+    near = toml.nearest(key, {*also, *(flags.names if flags else ())}, cutoff=0.6)
     return f"did you mean {near}?" if near else f"keys besides vLLM's flags: env.NAME, {', '.join(also)}"

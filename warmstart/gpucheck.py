@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from warmstart import container, diagnosis, engine, gpus, host, preflight, presets, run, runline
+from warmstart import container, diagnosis, engine, gpus, hints, host, log, presets, profile, run, runline
 from warmstart.engine import Capabilities
 from warmstart.errors import ImageMissing, StartFailed
 
@@ -38,10 +38,10 @@ class Checked(msgspec.Struct, frozen=True):
 def check(root: Path, caps: Capabilities, arch: str) -> Checked:
     """Launch a kernel in the image of an arch, or of this machine's.
 
-    Raises ImageMissing, and StartFailed when no device of the image's arch runs kernels.
+    Raises UnknownArch, ImageMissing, and StartFailed when no device of the image's arch runs kernels.
     """
     wanted = arch or host.default_arch()[0]
-    ref = f"{preflight.REPOSITORY}:{wanted}"
+    ref = profile.load(root, wanted).profile.tag
     if not engine.exists(caps, ref):
         raise ImageMissing(f"there is no image {ref} here", hint=f"`make image ARCH={wanted}` builds it")
     used = [gpu for gpu in gpus.read() if gpu.arch == wanted]
@@ -51,7 +51,9 @@ def check(root: Path, caps: Capabilities, arch: str) -> Checked:
     parts = [p.word for p in runline.make(root, preset, setting).parts if p.flag not in ("publish", "volume", "label")]
     code = (root / "tools" / "gpu_kernel.py").read_text(encoding="utf-8")
     words = ["podman", "run", "--rm", *parts, "--network=none", "--tmpfs=/cache", "--entrypoint=/opt/warmstart/start"]
-    told = run.run([*words, ref, PYTHON, "-c", code], env=engine.environment(caps), ok=range(256), timeout=PATIENCE)
+    words += [ref, PYTHON, "-c", code]
+    with log.step(f"a kernel in {ref}"):
+        told = run.run(words, env=engine.environment(caps), ok=range(256), timeout=PATIENCE)
     return _answer(ref, wanted, told)
 
 
@@ -88,11 +90,11 @@ def _answer(ref: str, arch: str, told: run.Result) -> Checked:
         where = f" on {bad[0].name} ({bad[0].arch})" if bad else ""
         means = known.means if known else f"it ended with exit code {told.code}"
         silent = " Nothing was said: the image most likely holds no device code for it." if bad and not known else ""
-        hint = known.remedy if known else f"`make image ARCH={bad[0].arch if bad else arch}` builds the right image"
+        build = f"`make image ARCH={bad[0].arch if bad else arch}` builds the right image"
+        hint = hints.reworded(known.remedy) if known else build
         raise StartFailed(f"no kernel ran{where}: {means}.{silent}", hint=hint)
     if arch != "cpu" and all(one.arch != arch for one in devices):
         seen = ", ".join(one.arch for one in devices)
-        raise StartFailed(
-            f"the image is for {arch}, but torch sees {seen}", hint="`warmstart doctor` says which GPU is chosen"
-        )
+        hint = f"`{hints.command('doctor')}` says which GPU is chosen"
+        raise StartFailed(f"the image is for {arch}, but torch sees {seen}", hint=hint)
     return checked

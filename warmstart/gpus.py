@@ -11,12 +11,13 @@ from pathlib import Path
 
 import msgspec
 
-from warmstart import host
+from warmstart import host, processes
+from warmstart.host import text
 
+GIB = 1 << 30
 DRM = "sys/class/drm"
 KFD_PROCESSES = "sys/class/kfd/kfd/proc"
-UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}  # of fdinfo (kernel: Documentation/gpu/drm-usage-stats)
-CONTAINER = re.compile(r"(?:libpod-(?:payload-)?|docker-|crio-|/docker/)([0-9a-f]{12})[0-9a-f]*")
+UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": GIB}  # of fdinfo (kernel: Documentation/gpu/drm-usage-stats)
 # AMD's APU for data centres (MI300A): the one APU for which amdgpu offers mem_busy_percent. Id: pci.ids.
 INSTINCT_APU = "0x74a0"
 
@@ -80,14 +81,20 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
 
 def read(root: Path = Path("/")) -> tuple[Gpu, ...]:
     """The GPUs of KFD's topology in HIP's order, with their memory. Empty without the driver."""
-    cards: dict[str, tuple[str, Path | None]]
-    cards = {_uevent(device).get("PCI_SLOT_NAME", ""): (card, device) for card, device in _cards(root)}
+    by_address: dict[str, tuple[str, Path | None]]
+    by_address = {_uevent(device).get("PCI_SLOT_NAME", ""): (card, device) for card, device in cards(root)}
     found = []
     for index, gpu in enumerate(host.gpus(root)):
-        card, device = cards.get(gpu.pci, ("", None))
-        unique = _fact(root / host.KFD_NODES / str(gpu.node) / "properties", "unique_id")
-        found.append(_gpu(index, gpu, card, device, unique))
+        card, device = by_address.get(gpu.pci, ("", None))
+        found.append(_gpu(index, gpu, card, device))
     return tuple(found)
+
+
+def cards(root: Path = Path("/")) -> Iterator[tuple[str, Path]]:
+    """The names of all graphics cards in DRM, whoever made them, and the folder of each one's device."""
+    for card in sorted((root / DRM).glob("card*")):
+        if re.fullmatch(r"card\d+", card.name):  # card0-DP-1 is a connector
+            yield card.name, card / "device"
 
 
 def memory(root: Path = Path("/")) -> Memory:
@@ -106,26 +113,23 @@ def holders(root: Path = Path("/")) -> tuple[Holder, ...]:
     fdinfo of other users' processes is hidden from whoever isn't root; KFD's own list shows those that compute.
     """
     held: dict[int, dict[str, int]] = {}
-    for pid in _pids(root / "proc"):
+    for pid in processes.pids(root):
         if found := _from_fdinfo(root / "proc" / str(pid)):
             held[pid] = found
     for pid, found in _from_kfd(root).items():
         # Both lists have what a process of ROCm allocated, so the larger counts.
         own = held.setdefault(pid, {})
         own |= {pci: max(size, own.get(pci, 0)) for pci, size in found.items()}
-    found_all = [_holder(root / "proc" / str(pid), pid, sizes) for pid, sizes in held.items() if any(sizes.values())]
+    found_all = [_holder(pid, sizes, root) for pid, sizes in held.items() if any(sizes.values())]
     return tuple(sorted(found_all, key=lambda h: (-sum(h.bytes.values()), h.pid)))
 
 
-def text(file: Path) -> str:
-    """The content of a file of the kernel, stripped; empty when it can't be read."""
-    try:
-        return file.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""
+def gib(size: float) -> str:
+    """Bytes for people."""
+    return f"{size / GIB:.1f} GiB"
 
 
-def _gpu(index: int, gpu: host.Gpu, card: str, device: Path | None, unique: int) -> Gpu:
+def _gpu(index: int, gpu: host.Gpu, card: str, device: Path | None) -> Gpu:
     sizes = {name: _number(device, f"mem_info_{name}") for name in ("vram_total", "vram_used", "gtt_total", "gtt_used")}
     return Gpu(
         index=index,
@@ -136,7 +140,7 @@ def _gpu(index: int, gpu: host.Gpu, card: str, device: Path | None, unique: int)
         cu=gpu.compute_units,
         apu=_apu(gpu, device),
         display=_number(device, "boot_vga") == 1,
-        unique_id=f"GPU-{unique:016x}" if unique else "",
+        unique_id=f"GPU-{gpu.unique_id:016x}" if gpu.unique_id else "",
         **sizes,
     )
 
@@ -153,12 +157,6 @@ def _apu(gpu: host.Gpu, device: Path | None) -> bool:
     return gpu.integrated or not (device / "mem_busy_percent").exists() or text(device / "device") == INSTINCT_APU
 
 
-def _cards(root: Path) -> Iterator[tuple[str, Path]]:
-    for card in sorted((root / DRM).glob("card*")):
-        if re.fullmatch(r"card\d+", card.name):  # card0-DP-1 is a connector
-            yield card.name, card / "device"
-
-
 def _uevent(device: Path) -> dict[str, str]:
     pairs = (line.partition("=") for line in text(device / "uevent").splitlines())
     return {name: value for name, _, value in pairs}
@@ -166,18 +164,6 @@ def _uevent(device: Path) -> dict[str, str]:
 
 def _number(folder: Path | None, name: str) -> int:
     return host.number(text(folder / name) if folder else "") or 0
-
-
-def _fact(file: Path, name: str) -> int:
-    found = re.search(rf"^{name} (.+)$", text(file), re.MULTILINE)
-    return host.number(found[1] if found else "") or 0
-
-
-def _pids(proc: Path) -> list[int]:
-    try:
-        return sorted(int(entry.name) for entry in proc.iterdir() if entry.name.isdecimal())
-    except OSError:
-        return []
 
 
 def _from_fdinfo(process: Path) -> dict[str, int]:
@@ -219,23 +205,20 @@ def _from_kfd(root: Path) -> dict[int, dict[str, int]]:
     """Bytes by PCI address that processes hold through KFD, readable for everybody: proc/<pid>/vram_<gpu id>."""
     pci = {text(root / host.KFD_NODES / str(gpu.node) / "gpu_id"): gpu.pci for gpu in host.gpus(root)}
     found: dict[int, dict[str, int]] = {}
-    for pid in _pids(root / KFD_PROCESSES):
+    for pid in processes.listed(root / KFD_PROCESSES):
         for file in (root / KFD_PROCESSES / str(pid)).glob("vram_*"):
             if (address := pci.get(file.name.removeprefix("vram_"))) and (size := _number(file.parent, file.name)):
                 found.setdefault(pid, {})[address] = size
     return found
 
 
-def _holder(process: Path, pid: int, sizes: dict[str, int]) -> Holder:
-    group = text(process / "cgroup")
-    services = re.findall(r"([^/\n]+\.service)(?=/|$|\n)", group)
-    own = [name for name in services if not name.startswith("user@")]
-    container = CONTAINER.search(group)
+def _holder(pid: int, sizes: dict[str, int], root: Path) -> Holder:
+    unit = processes.unit(pid, root)
     return Holder(
         pid=pid,
-        name=text(process / "comm") or "a process",
-        unit=own[-1] if own else "",
-        user_unit="user@" in group,
-        container=container[1] if container else "",
+        name=processes.name(pid, root) or "a process",
+        unit=unit.removeprefix(processes.USER),
+        user_unit=unit.startswith(processes.USER),
+        container=processes.container(pid, root),
         bytes=sizes,
     )

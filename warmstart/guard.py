@@ -10,13 +10,12 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from warmstart import tables
+from warmstart import hints
 from warmstart.errors import MemoryShort
-from warmstart.gpus import Gpu, Memory
+from warmstart.gpus import GIB, Gpu, Memory, gib
 from warmstart.limits import Limits
 from warmstart.need import Model
-from warmstart.pressure import watch as watch
-from warmstart.sizes import GIB, KV_SPACE, Asked, Need, asked, need
+from warmstart.sizes import KV_SPACE, Asked, Need, asked, need
 
 CONTEXT_STEP = 256  # tokens: the step in which the largest context that fits is looked for
 
@@ -66,7 +65,7 @@ def judge(
     if devices and len(devices) < wish.gpus:
         reason = f"the preset wants {wish.gpus} GPUs, and there are {len(devices)} for it"
         none = Judgement(fits=False, budget_bytes=0, need_bytes=0, kv_bytes=0, parts={}, reason=reason)
-        return msgspec.structs.replace(none, hint=f"--set tensor-parallel-size={len(devices)}")
+        return msgspec.structs.replace(none, hint=hints.options(f"--set tensor-parallel-size={len(devices)}"))
     used = devices[: wish.gpus]
     offers = [budget(gpu, memory, limits, promised) for gpu in used] or [budget(None, memory, limits, promised)]
     offer = min(offers, key=lambda one: one.free)
@@ -83,20 +82,20 @@ def budget(gpu: Gpu | None, memory: Memory, limits: Limits, promised: Mapping[st
     reserve = limits.reserve
     if gpu is None:
         free = memory.available - reserve.cpu - taken
-        basis = f"{_gib(memory.available)} of memory available, {_gib(reserve.cpu)} of it kept for the system"
+        basis = f"{gib(memory.available)} of memory available, {gib(reserve.cpu)} of it kept for the system"
         return Budget(total=memory.total, free=max(free, 0), basis=basis, shared=True, cpu=True)
     if gpu.uses_gtt:
         # The kernel counts little of what is allocated as GTT, and nothing else of the machine: the smaller one holds.
         unused, available = gpu.gtt_total - gpu.gtt_used, memory.available - reserve.shared
         free = min(unused, available) - taken
         basis = (
-            f"{_gib(unused)} of GTT unused" if unused <= available else f"{_gib(memory.available)} of memory available"
+            f"{gib(unused)} of GTT unused" if unused <= available else f"{gib(memory.available)} of memory available"
         )
-        basis += "" if unused <= available else f", {_gib(reserve.shared)} of it kept for the system"
+        basis += "" if unused <= available else f", {gib(reserve.shared)} of it kept for the system"
         return Budget(total=gpu.gtt_total, free=max(free, 0), basis=basis, shared=True)
     kept = reserve.display if gpu.display else reserve.vram
     unused = gpu.vram_total - gpu.vram_used
-    basis = f"{_gib(unused)} of {_gib(gpu.vram_total)} VRAM unused, {_gib(kept)} of it kept"
+    basis = f"{gib(unused)} of {gib(gpu.vram_total)} VRAM unused, {gib(kept)} of it kept"
     basis += " for the desktop" if gpu.display else ""
     return Budget(total=gpu.vram_total, free=max(unused - kept - taken, 0), basis=basis)
 
@@ -105,13 +104,6 @@ def require(judgement: Judgement) -> None:
     """Raise MemoryShort unless it fits."""
     if not judgement.fits:
         raise MemoryShort(judgement.reason, hint=judgement.hint)
-
-
-def text(judgement: Judgement) -> str:
-    """The sizes for people, one part a line."""
-    rows = [[name, _gib(size)] for name, size in judgement.parts.items() if size]
-    rows += [["sum", _gib(judgement.need_bytes)], ["may be used", _gib(judgement.budget_bytes)]]
-    return tables.grid(rows)
 
 
 def _fit(offer: Budget, wanted: Need, wish: Asked, model: Model) -> Judgement | None:
@@ -155,7 +147,7 @@ def _fit(offer: Budget, wanted: Need, wish: Asked, model: Model) -> Judgement | 
         flags=flags,
         env={KV_SPACE: str(kv // GIB)} if offer.cpu else {},
         notes=tuple(notes),
-        reason=f"needs {_gib(sum(parts.values()))} of {_gib(offer.free)}{sequences} ({offer.basis})",
+        reason=f"needs {gib(sum(parts.values()))} of {gib(offer.free)}{sequences} ({offer.basis})",
     )
 
 
@@ -168,7 +160,7 @@ def _untold(*, force: bool) -> Judgement:
         kv_bytes=0,
         parts={},
         reason="the kernel does not tell how much memory is free",
-        hint="`doctor` says which file can't be read; --force starts without the guard",
+        hint=f"`{hints.command('doctor')}` says which file can't be read; {hints.options('--force')} starts anyway",
         notes=("--force: nothing keeps this from filling the machine's memory",) if force else (),
     )
 
@@ -176,11 +168,11 @@ def _untold(*, force: bool) -> Judgement:
 def _refusal(offer: Budget, wanted: Need, wish: Asked, model: Model, limits: Limits) -> Judgement:
     parts = wanted.parts | {"KV": wanted.kv_least}
     total = sum(parts.values())
-    told = ", ".join(f"{name} {_gib(size)}" for name, size in parts.items() if size)
+    told = ", ".join(f"{name} {gib(size)}" for name, size in parts.items() if size)
     twice = "; vLLM holds its embedding table twice" if wanted.twice else ""
     guessed = f"; its weights are from {model.source}" if wanted.unknown else ""
     reason = (
-        f"does not fit: it needs {_gib(total)} ({told}{twice}{guessed}), {_gib(offer.free)} may be used ({offer.basis})"
+        f"does not fit: it needs {gib(total)} ({told}{twice}{guessed}), {gib(offer.free)} may be used ({offer.basis})"
     )
     return Judgement(
         fits=False,
@@ -195,13 +187,8 @@ def _refusal(offer: Budget, wanted: Need, wish: Asked, model: Model, limits: Lim
 
 def _advice(offer: Budget, wanted: Need, wish: Asked, model: Model, limits: Limits) -> str:
     """The largest settings that fit, what vLLM makes of them, else what is missing."""
-    missing = _gib(wanted.fixed + wanted.kv_least - offer.free)
-    share = (
-        ""
-        if offer.cpu or not offer.total
-        else f"; the largest gpu-memory-utilization is {offer.free / offer.total:.2f}"
-    )
-    again = "vLLM compiles again for that, once"
+    missing = gib(wanted.fixed + wanted.kv_least - offer.free)
+    share = "" if offer.cpu else f"; the largest gpu-memory-utilization is {_share(offer):.2f}"
     smaller = [wish]
     if wish.sequences > 4:
         smaller.append(msgspec.structs.replace(wish, sequences=4))
@@ -215,8 +202,8 @@ def _advice(offer: Budget, wanted: Need, wish: Asked, model: Model, limits: Limi
                 "max-num-batched-tokens": (tried.batch, wish.batch),
             }
             words = " ".join(f"--set {name}={new}" for name, (new, old) in sets.items() if new != old)
-            hashed = any(new != old for name, (new, old) in sets.items() if name in limits.defaults.hashed)
-            return f"{words} fits{f' ({again})' if hashed else ''}, or free {missing}{share}"
+            # Each is part of the key of its compiled code (config/scheduler.py and model.py, compute_hash).
+            return f"{hints.options(words)} fits (vLLM compiles again for that, once), or free {missing}{share}"
     return f"free {missing}, or take a smaller checkpoint: no context, however short, fits beside the weights{share}"
 
 
@@ -240,18 +227,17 @@ def _forced(judgement: Judgement, offer: Budget, wanted: Need) -> Judgement:
         risk = "--force: the machine may stall in swap until it is switched off, or the kernel kills programs"
     else:
         risk = "--force: vLLM may fail for want of memory, or spill into the machine's memory and freeze the desktop"
-    least: dict[str, str] = (
-        {} if wanted.unknown or not wanted.kv_least else {"kv-cache-memory-bytes": str(wanted.kv_least)}
-    )
+    least = wanted.kv_least
     return msgspec.structs.replace(
-        judgement, fits=True, kv_bytes=wanted.kv_least, flags=least, notes=(judgement.reason, risk)
+        judgement,
+        fits=True,
+        kv_bytes=least,
+        flags={} if offer.cpu or wanted.unknown or not least else {"kv-cache-memory-bytes": str(least)},
+        env={KV_SPACE: str(least // GIB)} if offer.cpu else {},
+        notes=(judgement.reason, risk),
     )
 
 
 def _share(offer: Budget) -> float:
     """The largest utilisation that fits, in hundredths."""
     return math.floor(offer.free / offer.total * 100) / 100
-
-
-def _gib(size: int) -> str:
-    return f"{size / (1 << 30):.1f} GiB"

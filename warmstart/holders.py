@@ -14,8 +14,8 @@ import msgspec
 
 from warmstart import gpus, log, processes, run, toml
 from warmstart.errors import CommandFailed, DeviceHeld, UsageError
+from warmstart.processes import USER
 
-USER = "user:"  # before the name of a service of the user's own manager
 DRAIN = 30.0  # seconds that a stopped service's memory may take to come back
 
 
@@ -174,5 +174,5 @@ def _sum(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
 
 def _told(other: Other) -> str:
     size = sum(other.bytes.values())
-    amount = f" has {size / 2**30:.1f} GiB of the device" if size else " runs, and loads a model at any request"
+    amount = f" has {gpus.gib(size)} of the device" if size else " runs, and loads a model at any request"
     return other.who + amount

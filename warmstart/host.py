@@ -25,7 +25,7 @@ class Gpu(msgspec.Struct, frozen=True):
     render_minor: int  # /dev/dri/renderD<minor>
     pci: str  # domain:bus:device.function
     integrated: bool  # an APU or iGPU: shares its node or its memory with the CPU
-    vram_bytes: int
+    unique_id: int  # 0 where the GPU has none
 
 
 def require_linux() -> None:
@@ -57,8 +57,8 @@ def gpus(root: Path = Path("/")) -> list[Gpu]:
                     compute_units=facts.get("simd_count", 0) // max(facts.get("simd_per_cu", 1), 1),
                     render_minor=facts.get("drm_render_minor", 0),
                     pci=_pci(facts.get("domain", 0), facts.get("location_id", 0)),
-                    integrated=facts.get("cpu_cores_count", 0) > 0 or not _has_local_memory(node),
-                    vram_bytes=_local_memory(node),
+                    integrated=facts.get("cpu_cores_count", 0) > 0 or not _local_memory(node),
+                    unique_id=facts.get("unique_id", 0),
                 )
             )
     return found
@@ -122,6 +122,14 @@ def need_disk(path: Path, needed: int, purpose: str) -> None:
         )
 
 
+def text(file: Path) -> str:
+    """The content of a file of the kernel, stripped; empty when it can't be read."""
+    try:
+        return file.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
+
 def processors() -> int:
     """Processors this process may use."""
     return len(os.sched_getaffinity(0))
@@ -129,11 +137,7 @@ def processors() -> int:
 
 def _properties(file: Path) -> dict[str, int]:
     facts = {}
-    try:
-        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return {}
-    for line in lines:
+    for line in text(file).splitlines():
         name, _, value = line.partition(" ")
         if (known := number(value)) is not None:
             facts[name] = known
@@ -149,7 +153,3 @@ def _local_memory(node: Path) -> int:
     # heap_type 1 and 2 are the GPU's own memory, visible or not to the CPU (KFD's HSA_MEM_HEAP_TYPE_FB_*).
     banks = [_properties(bank / "properties") for bank in (node / "mem_banks").glob("*")]
     return sum(b.get("size_in_bytes", 0) for b in banks if b.get("heap_type") in {1, 2})
-
-
-def _has_local_memory(node: Path) -> bool:
-    return _local_memory(node) > 0

@@ -6,19 +6,17 @@ from typing import Annotated, Literal
 
 import msgspec
 
-
-class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab", kw_only=True):
-    """A table of a TOML file."""
+from warmstart.toml import Table
 
 
-class Texts(_Table, frozen=True):
+class Texts(Table, frozen=True):
     """What a rule says. Without a link of its own it takes that of the row it found."""
 
     reason: str
     link: str = ""
 
 
-class Data(_Table, frozen=True):
+class Data(Table, frozen=True):
     """Single facts: version specifiers but where it says otherwise."""
 
     slow_vllm: str
@@ -31,7 +29,7 @@ class Data(_Table, frozen=True):
     wheel_archs: dict[str, tuple[str, ...]]  # by the vLLM version from which on they are in the wheel
 
 
-class Release(_Table, frozen=True):
+class Release(Table, frozen=True):
     """torch and what was released with it, as minor versions."""
 
     torch: str
@@ -39,7 +37,7 @@ class Release(_Table, frozen=True):
     torchaudio: str
 
 
-class Oldest(_Table, frozen=True):
+class Oldest(Table, frozen=True):
     """The oldest ROCm for some archs."""
 
     archs: tuple[str, ...]
@@ -47,7 +45,7 @@ class Oldest(_Table, frozen=True):
     link: str
 
 
-class Baked(_Table, frozen=True):
+class Baked(Table, frozen=True):
     """A variable that no image may hold."""
 
     name: str
@@ -55,15 +53,15 @@ class Baked(_Table, frozen=True):
     link: str
 
 
-class Gone(_Table, frozen=True):
-    """A variable that vLLM does not know any more."""
+class Gone(Table, frozen=True):
+    """A variable, or a flag, that vLLM does not know any more."""
 
     name: str
-    since: str
+    since: str  # the first release without it, of those that were read
     instead: str
 
 
-class Needed(_Table, frozen=True):
+class Needed(Table, frozen=True):
     """A variable that newer vLLM sets itself, and older ones leave to the image."""
 
     name: str
@@ -73,7 +71,7 @@ class Needed(_Table, frozen=True):
     link: str
 
 
-class Known(_Table, frozen=True):
+class Known(Table, frozen=True):
     """The content of rules.toml."""
 
     schema: int
@@ -89,13 +87,13 @@ class Known(_Table, frozen=True):
 Number = Annotated[str, msgspec.Meta(pattern=r"^\d+(\.\d+)*((a|b|rc)\d+)?(\.post\d+)?(\.dev\d+)?$")]
 
 
-class AiterVersion(_Table, frozen=True):
+class AiterVersion(Table, frozen=True):
     """What an aiter version changed; what it leaves out is as before."""
 
     since: Number
     core: str = ""
     archs: tuple[str, ...] = ()
-    core_env: dict[str, str] = {}
+    core_env: dict[str, str] = msgspec.field(default_factory=dict)
     triton_only: bool = False
     replaces_triton: bool = False
     import_needs_gpu: bool = False
@@ -106,13 +104,13 @@ class AiterVersion(_Table, frozen=True):
     unified_attention: tuple[str, ...] = ()
 
 
-class AiterOff(_Table, frozen=True):
+class AiterOff(Table, frozen=True):
     """What the environment of an image without aiter's modules holds."""
 
     env: dict[str, str]
 
 
-class AiterSet(_Table, frozen=True):
+class AiterSet(Table, frozen=True):
     """The modules that some archs need on their first start."""
 
     archs: tuple[str, ...]
@@ -122,7 +120,7 @@ class AiterSet(_Table, frozen=True):
     missed_recipes: tuple[str, ...]
 
 
-class AiterConflict(_Table, frozen=True):
+class AiterConflict(Table, frozen=True):
     """Versions that do not work together."""
 
     triton: str
@@ -130,7 +128,7 @@ class AiterConflict(_Table, frozen=True):
     why: str
 
 
-class AiterFacts(_Table, frozen=True):
+class AiterFacts(Table, frozen=True):
     """The content of aiter.toml, which the build reads inside the image (`image/aiter_facts.py`)."""
 
     schema: int

@@ -139,8 +139,8 @@ def pick(place: Path, name: str = "") -> Lease:
     return leases[0]
 
 
-def take(place: Path, wanted: Lease, capacity: Mapping[str, int]) -> tuple[Lease, ...]:
-    """Take a lease. Returns the live leases of engines that still start: whoever got one waits for those first.
+def take(place: Path, wanted: Lease, capacity: Mapping[str, int]) -> None:
+    """Take a lease.
 
     `capacity` has the bytes of each device that all engines together may take; without it one engine has the device.
     Raises DeviceHeld, naming the holder.
@@ -157,7 +157,6 @@ def take(place: Path, wanted: Lease, capacity: Mapping[str, int]) -> tuple[Lease
                 raise _held(device, sharing[0], why)
         # Those of the dead stay for `status` and `down`, but for the one whose container is made anew.
         leases[:] = [*(lease for lease in leases if lease.container != wanted.container), wanted]
-        return tuple(lease for lease in live if lease.state == "starting")
 
 
 def refuse_same(holder: Lease) -> NoReturn:

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
-
 from warmstart import toml
+from warmstart.toml import Table
 
 
-class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab", kw_only=True):
-    """A table of the file."""
-
-
-class Large(_Table, frozen=True):
+class Large(Table, frozen=True):
     """vLLM's defaults on GPUs with at least so much memory."""
 
     gib: float
@@ -21,7 +16,7 @@ class Large(_Table, frozen=True):
     max_num_batched_tokens: int
 
 
-class Defaults(_Table, frozen=True):
+class Defaults(Table, frozen=True):
     """What vLLM takes when a flag is not given."""
 
     utilization: float
@@ -30,10 +25,9 @@ class Defaults(_Table, frozen=True):
     block: int  # tokens of a KV block
     cpu_block: int
     large: tuple[Large, ...]
-    hashed: tuple[str, ...]  # flags that are part of the key of its compiled code
 
 
-class Engine(_Table, frozen=True):
+class Engine(Table, frozen=True):
     """What an engine needs beside weights and KV, in bytes but where it says otherwise."""
 
     runtime: int
@@ -45,7 +39,7 @@ class Engine(_Table, frozen=True):
     processes: int
 
 
-class Guess(_Table, frozen=True):
+class Guess(Table, frozen=True):
     """Bytes of weights for each parameter, by the bits of one."""
 
     plain: float
@@ -54,7 +48,7 @@ class Guess(_Table, frozen=True):
     four_rest: float  # bytes in all, on top
 
 
-class Reserve(_Table, frozen=True):
+class Reserve(Table, frozen=True):
     """Bytes that are left to others."""
 
     vram: int
@@ -64,7 +58,7 @@ class Reserve(_Table, frozen=True):
     shared_sequences: int  # how many sequences get KV where the processor shares the memory
 
 
-class Watch(_Table, frozen=True):
+class Watch(Table, frozen=True):
     """When a running engine is warned about or stopped: seconds, else bytes."""
 
     warn_seconds: float
@@ -79,7 +73,7 @@ class Watch(_Table, frozen=True):
     stop_gtt: int
 
 
-class Limits(_Table, frozen=True):
+class Limits(Table, frozen=True):
     """The whole file."""
 
     schema: int

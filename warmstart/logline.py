@@ -79,6 +79,11 @@ def formats() -> Formats:
     return msgspec.convert(tomllib.loads(text), Formats)
 
 
+def titles() -> dict[str, str]:
+    """The title of each phase, by its name."""
+    return {kind.name: kind.title for kind in formats().phase}
+
+
 def pattern(text: str) -> tuple[str, re.Pattern[str]]:
     """The longest literal part of a text, for a quick test before the pattern is tried, and the pattern."""
     parts = re.split(r"\{(seconds|count|version|name|label|\*)\}", text.removeprefix("^"))

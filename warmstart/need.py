@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from warmstart import presets
+from warmstart import hints, presets
 from warmstart.errors import InputError
 from warmstart.limits import Guess
 
@@ -87,7 +87,7 @@ def read(folder: Path | None, weights_gb: str = "", name: str = "", rates: Guess
     if weights <= 0:
         raise InputError(
             "nothing says how large the model is: its files are not here, and the preset has no weights-gb",
-            hint="fetch the model first, or give its size: --set weights-gb=11",
+            hint=f"fetch the model first, or give its size: {hints.options('--set weights-gb=11')}",
         )
     with _understood((folder or Path()) / "config.json"):
         return _bounded(_model(config, weights, source))

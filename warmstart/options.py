@@ -32,7 +32,10 @@ UP: tuple[Option, ...] = (
     ("--detach", {"action": "store_true", "help": "return when the container runs, not when the engine is ready"}),
     ("--no-follow", {"dest": "detach", "action": "store_true", "help": "the same"}),
     ("--profile", {"action": "store_true", "help": "with a stack of its Python (py-spy) when it is silent"}),
-    ("--silence", {"type": float, "default": 30.0, "metavar": "SECONDS", "help": "after which it is looked at; 30"}),
+    (
+        "--silence",
+        {"type": float, "default": 30.0, "metavar": "SECONDS", "help": "after which it is looked at; %(default)g"},
+    ),
 )
 DOWN: tuple[Option, ...] = (ENGINE,)
 LOGS: tuple[Option, ...] = (ENGINE, ("-f", {"dest": "follow", "action": "store_true", "help": "follow it"}))

@@ -14,10 +14,8 @@ def finish(state: Path, place: Path, mine: Lease, follows: Startup, *, keep: boo
     """What is noted when an engine became ready: its lease says so, and with `keep` its start is kept."""
     lease.update(place, mine, state="ready")
     if keep:
-        wall = follows.answered - follows.seen.started
-        one = starts.Start(
-            preset=mine.preset, image=mine.image, began=follows.seen.started, wall=wall, record=follows.record()
-        )
+        began, wall = follows.seen.started, follows.wall
+        one = starts.Start(preset=mine.preset, image=mine.image, began=began, wall=wall, record=follows.record())
         starts.add(state, one)
 
 
@@ -25,7 +23,7 @@ def ended(place: Path, preset: str, startup: Startup) -> StartFailed | EngineSto
     """Why a start came to no good end, after showing the end of its log."""
     lines = list(startup.lines)
     record = startup.record()
-    title = next((kind.title for kind in logline.formats().phase if kind.name == record.reached), "")
+    title = logline.titles()[record.reached]
     one = lease.find(place, lease.container_name(preset))
     if one and one.reason:
         return MemoryPressure(f"{preset} was stopped: {one.reason}", hint="docs/memory.md says what counts")

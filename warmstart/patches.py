@@ -5,7 +5,6 @@ The header is `Field: value` lines above the first difference; patches/README.md
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 import re
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import get_args
 
 import msgspec
 
+from warmstart import toml
 from warmstart.errors import PatchError
 from warmstart.schema import Lane, Profile
 
@@ -153,5 +153,5 @@ def _is_regex(text: str) -> bool:
 
 
 def _near(name: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {near[0]}?" if near else ""
+    near = toml.nearest(name, known, cutoff=0.6)
+    return f"did you mean {near}?" if near else ""

@@ -282,7 +282,7 @@ def read_file(path: Path) -> StartRecord:
 
 def table(record: StartRecord) -> str:
     """For people: a line for each phase with its seconds, its share and a bar; then what was counted."""
-    titles = {phase.name: phase.title for phase in logline.formats().phase}
+    titles = logline.titles()
     lines = [f"vLLM {record.version or 'of unknown version'}, seconds by {record.clock} clock"]
     for phase in record.phases:
         share = phase.seconds / (record.seconds or 1.0)

@@ -163,6 +163,13 @@ def records(root: Path, profile: Profile) -> tuple[str, ...]:
     return tuple(sorted(f.name for f in files if f.stem.partition("-")[0] == profile.arch))
 
 
+def created(epoch: int) -> str:
+    """Seconds since 1970 as RFC 3339, for labels."""
+    from datetime import UTC, datetime
+
+    return datetime.fromtimestamp(epoch, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
 def layers(profile: Profile) -> tuple[str, ...]:
     """Names of the image's wheel layers, least changing first: arch-neutral Python, torch (and ROCm), vLLM."""
     return ("python", *(name for name in profile.wheels.layers if name != BUILDER))
@@ -242,17 +249,13 @@ def _named(plan: Plan) -> Plan:
     for key in NOT_IN_IMAGE:
         content["profile"].pop(key, None)
     plan_id = locks.digest(content)
-    profile, versions = plan.profile, plan.versions
-    repository = profile.image.repository
-    tag = f"{repository}:{profile.slug.replace('.', '-')}"
-    tags = (f"{tag}-vllm{versions['vllm']}-{plan_id[:12]}", tag)
+    tag = plan.profile.tag
+    tags = (f"{tag}-vllm{plan.versions['vllm']}-{plan_id[:12]}", tag)
     labels = _labels(plan, plan_id)
     return msgspec.structs.replace(plan, plan_id=plan_id, tags=tags, labels=labels)
 
 
 def _labels(plan: Plan, plan_id: str) -> dict[str, str]:
-    from datetime import UTC, datetime
-
     profile, versions, device = plan.profile, plan.versions, plan.profile.device
     oci, own = "org.opencontainers.image.", "io.warmstart."
     labels = {
@@ -266,7 +269,7 @@ def _labels(plan: Plan, plan_id: str) -> dict[str, str]:
         f"{oci}version": versions["vllm"],
         f"{oci}revision": plan_id,
         f"{oci}ref.name": f"{plan.arch}-vllm{versions['vllm']}-{plan_id[:12]}",
-        f"{oci}created": datetime.fromtimestamp(plan.epoch, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        f"{oci}created": created(plan.epoch),
         f"{oci}authors": profile.image.vendor,
         f"{oci}base.name": plan.base.ref.partition("@")[0],
         f"{oci}base.digest": plan.base.locked.digest or f"sha256:{plan.base.key}",

@@ -39,7 +39,7 @@ def _who(inode: str, user: int, root: Path) -> str:
     if short in ("conmon", "rootlessport") and (found := re.search(r"-n (\S+)", processes.command(pid, root))):
         return f"the container {found[1]}"
     if service := processes.unit(pid, root):
-        return f"the service {service.removeprefix('user:')} ({short}, pid {pid})"
+        return f"the service {service.removeprefix(processes.USER)} ({short}, pid {pid})"
     if container := processes.container(pid, root):
         return f"{short} in the container {container} (pid {pid})"
     return f"{short} (pid {pid})"

@@ -11,7 +11,22 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from warmstart import engine, gpus, guard, hints, holders, host, lease, limits, log, need, ports, presets, sizes
+from warmstart import (
+    engine,
+    gpus,
+    guard,
+    hints,
+    holders,
+    host,
+    lease,
+    limits,
+    log,
+    need,
+    ports,
+    presets,
+    profile,
+    sizes,
+)
 from warmstart.engine import Capabilities, ImageInfo
 from warmstart.errors import DeviceHeld, DiskFull, ImageMissing, ModelMissing, PortTaken, PresetUnfit
 from warmstart.gpus import Gpu
@@ -19,7 +34,6 @@ from warmstart.guard import Judgement
 from warmstart.lease import Lease
 from warmstart.presets import Preset
 
-REPOSITORY = "localhost/warmstart/vllm"
 CPU = "cpu"  # the device of an image without a GPU
 HUB = "https://huggingface.co"
 PROXIES = ("https_proxy", "all_proxy")  # in either case: podman hands them on, and then names are resolved elsewhere
@@ -52,11 +66,12 @@ def choose(
 ) -> tuple[Preset, ImageInfo, str]:
     """The preset by its name, its image, and the name that the image was asked for by.
 
-    Raises UnknownPreset, PresetError, PresetUnfit, and ImageMissing with the command that makes it.
+    Raises UnknownPreset, PresetError, PresetUnfit, UnknownArch for a GPU that no profile is for, and ImageMissing with
+    the command that makes it.
     """
     preset = presets.load(root, name, sets)
     machine = host.default_arch(known=preset.archs)[0] if preset.archs else host.default_arch()[0]
-    ref = preset.image or f"{REPOSITORY}:{machine}"
+    ref = preset.image or profile.load(root, machine).profile.tag
     if not preset.image:
         presets.usable(preset, machine, force=force)  # before it is said that the image of a wrong arch is missing
     try:

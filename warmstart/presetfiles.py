@@ -9,8 +9,8 @@ from pathlib import Path
 
 from warmstart import masking
 from warmstart.errors import PresetError
+from warmstart.flags import FOLDER as FOLDER
 
-FOLDER = "presets"
 GLOBAL = "global"
 SET = "--set"
 
@@ -30,18 +30,11 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _COMMENT = re.compile(r"\s[#;]")
 
 
-def sections(root: Path) -> dict[str, tuple[str, dict[str, str]]]:
-    """All presets: name → its file and its keys, those of the file's [global] below its own. Raises PresetError."""
-    found, broken = scan(root)
-    for problem in broken.values():
-        raise problem
-    return found
-
-
 def scan(root: Path) -> tuple[dict[str, tuple[str, dict[str, str]]], dict[str, PresetError]]:
     """The presets of all files that can be read, and what is wrong with the others: file → error.
 
-    A preset that two files have is in neither: which one is meant can't be told.
+    A preset's name leads to its file and its keys, those of the file's [global] below its own. A preset that two files
+    have is in neither: which one is meant can't be told.
     """
     found: dict[str, tuple[str, dict[str, str]]] = {}
     broken: dict[str, PresetError] = {}

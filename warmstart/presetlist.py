@@ -55,7 +55,7 @@ def one(preset: Preset) -> str:
         ["variables", shlex.join(f"{name}={value}" for name, value in sorted(shown.env.items())) or "none"],
         ["vllm serve", shlex.join(masking.words(presets.command(preset)))],
         ["notes", shown.notes or "none"],
-        *[["refused", shown.refused] for _ in range(bool(shown.refused))],
+        *([["refused", shown.refused]] if shown.refused else []),
         *[["warning", warning] for warning in shown.warnings],
     ]
     return tables.grid(top)

@@ -6,7 +6,6 @@ A [global] section holds for all presets of its file. What is on the command lin
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from warmstart import flags as vllm
-from warmstart import masking, presetfiles
+from warmstart import hints, masking, presetfiles, toml
 from warmstart.errors import PresetError, PresetUnfit, UnknownPreset, UsageError
 from warmstart.profile import ARCH_NAME
 
@@ -56,10 +55,8 @@ def load(root: Path, name: str, sets: Mapping[str, str] | None = None, version: 
     if name not in found and broken:
         raise next(iter(broken.values()))
     if name not in found:
-        near = difflib.get_close_matches(name, found, n=1, cutoff=0.4) or [
-            n for n in found if name.lower() in n.lower()
-        ]
-        hint = f"did you mean {near[0]}? " if near and name else ""
+        near = toml.nearest(name, found, cutoff=0.4) or next((n for n in found if name.lower() in n.lower()), "")
+        hint = f"did you mean {near}? " if near and name else ""
         raise UnknownPreset(f"unknown preset {name!r}", hint=f"{hint}`presets` lists all: {', '.join(sorted(found))}")
     file, own = found[name]
     return _preset(root, name, file, own, dict(sets or {}), version)
@@ -67,7 +64,10 @@ def load(root: Path, name: str, sets: Mapping[str, str] | None = None, version: 
 
 def names(root: Path) -> list[str]:
     """The names of all presets. Raises PresetError for a broken file."""
-    return sorted(presetfiles.sections(root))
+    found, broken = presetfiles.scan(root)
+    for problem in broken.values():
+        raise problem
+    return sorted(found)
 
 
 def sets(words: Sequence[str]) -> dict[str, str]:
@@ -91,7 +91,7 @@ def usable(preset: Preset, arch: str = "", *, force: bool = False) -> None:
         raise PresetUnfit(f"{preset.name} is not for {arch}", hint=hint)
     if not preset.model:
         hint = "a name on Hugging Face, or a folder of this machine"
-        raise PresetError(f"{preset.name} names no model: --set model=…", hint=hint)
+        raise PresetError(f"{preset.name} names no model: {hints.options('--set model=…')}", hint=hint)
     _servable(preset.model)
 
 
@@ -108,6 +108,12 @@ def command(preset: Preset) -> list[str]:
         else:
             words += [f"--{name}={value}"] if str(value).startswith("-") else [f"--{name}", str(value)]
     return words
+
+
+def models_folder(env: Mapping[str, str] = os.environ) -> str:
+    """The user's Hugging Face cache: HF_HOME, else where its own tools put it."""
+    cache_home = env.get("XDG_CACHE_HOME") or str(Path(env.get("HOME") or "~").expanduser() / ".cache")
+    return str(Path(env.get("HF_HOME") or Path(cache_home) / "huggingface").expanduser().absolute())
 
 
 def model_inside(model: str) -> str:
@@ -145,10 +151,10 @@ def _named(folder: Path) -> str:
     """How to name a model by its folder in a Hugging Face cache; empty for a folder elsewhere."""
     for place in folder.parents:
         if place.name.startswith("models--"):
-            home, own = place.parents[1], os.environ.get("HF_HOME") or "~/.cache/huggingface"
-            other = "" if Path(own).expanduser().resolve() == home else f", with HF_HOME={home}"
+            home = place.parents[1]
+            other = "" if Path(models_folder()).resolve() == home else f", with HF_HOME={home}"
             name = place.name.removeprefix("models--").replace("--", "/")
-            return f"name the model instead: --set model={name}{other}"
+            return f"name the model instead: {hints.options(f'--set model={name}')}{other}"
     return ""
 
 

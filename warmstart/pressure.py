@@ -9,10 +9,10 @@ from typing import Literal
 
 import msgspec
 
-from warmstart.gpus import Gpu, Memory
+from warmstart.gpus import Gpu, Memory, gib
 from warmstart.limits import Watch
 
-Verdict = Literal["ok", "warn", "stop"]
+Level = Literal["ok", "warn", "stop"]
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,7 +27,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
 class State(msgspec.Struct, frozen=True, kw_only=True):
     """What was seen so far."""
 
-    verdict: Verdict
+    level: Level
     reason: str  # what is wrong, with figures; empty when nothing is
     first: Reading  # what growth is counted from
     warned_since: float | None = None  # since when a limit is passed; None: none is
@@ -44,25 +44,25 @@ def reading(at: float, memory: Memory, devices: tuple[Gpu, ...]) -> Reading:
 def watch(before: State | None, now: Reading, limits: Watch) -> State:
     """The state after one more reading; without one before it, the first. "stop" is final."""
     if before is None:
-        before = State(verdict="ok", reason="", first=now)
-    if before.verdict == "stop" or now.available <= 0 < before.first.available:
+        before = State(level="ok", reason="", first=now)
+    if before.level == "stop" or now.available <= 0 < before.first.available:
         return before  # stopped, or this reading failed
     stop, warn = _passed(before.first, now, limits, stop=True), _passed(before.first, now, limits, stop=False)
     stop_since = (before.stop_since if before.stop_since is not None else now.at) if stop else None
     warned_since = (before.warned_since if before.warned_since is not None else now.at) if warn else None
     calm_since = None if warn else (before.calm_since if before.calm_since is not None else now.at)
-    verdict: Verdict = before.verdict
+    level: Level = before.level
     reason = before.reason
     if now.available and now.available < limits.least_available:
-        verdict, reason = "stop", _available(now)
+        level, reason = "stop", _available(now)
     elif stop_since is not None and now.at - stop_since >= limits.stop_seconds:
-        verdict, reason = "stop", f"{stop}, for {now.at - stop_since:.0f} s"
+        level, reason = "stop", f"{stop}, for {now.at - stop_since:.0f} s"
     elif warned_since is not None and now.at - warned_since >= limits.warn_seconds:
-        verdict, reason = "warn", warn
+        level, reason = "warn", warn
     elif calm_since is not None and now.at - calm_since >= limits.calm_seconds:
-        verdict, reason = "ok", ""
+        level, reason = "ok", ""
     return State(
-        verdict=verdict,
+        level=level,
         reason=reason,
         first=before.first,
         warned_since=warned_since,
@@ -79,17 +79,13 @@ def _passed(first: Reading, now: Reading, limits: Watch, *, stop: bool) -> str:
     if 0 < now.available < available:
         return _available(now)
     if now.swap_used - first.swap_used > swap:
-        return f"{_gib(now.swap_used - first.swap_used)} went to swap since the engine started"
+        return f"{gib(now.swap_used - first.swap_used)} went to swap since the engine started"
     if now.gtt_used - first.gtt_used > gtt:
         return (
-            f"the engine's memory leaks from the card into the machine's: {_gib(now.gtt_used - first.gtt_used)} of GTT"
+            f"the engine's memory leaks from the card into the machine's: {gib(now.gtt_used - first.gtt_used)} of GTT"
         )
     return ""
 
 
 def _available(now: Reading) -> str:
-    return f"only {_gib(now.available)} of memory is available"
-
-
-def _gib(size: int) -> str:
-    return f"{size / (1 << 30):.1f} GiB"
+    return f"only {gib(now.available)} of memory is available"

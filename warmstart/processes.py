@@ -9,6 +9,9 @@ from pathlib import Path
 
 import msgspec
 
+from warmstart.host import text
+
+USER = "user:"  # before the name of a service of a user's own manager
 TICKS = os.sysconf("SC_CLK_TCK")  # a second of processor time, as /proc counts it
 CONTAINER = re.compile(r"(?:libpod-(?:payload-)?|docker-|/docker/|crio-)([0-9a-f]{12})[0-9a-f]{52}")
 
@@ -33,7 +36,7 @@ def began(pid: int, root: Path = Path("/")) -> int:
 
 def boot(root: Path = Path("/")) -> str:
     """Names this run of the machine: pids and ticks mean nothing in another."""
-    return _text(root / "proc/sys/kernel/random/boot_id")
+    return text(root / "proc/sys/kernel/random/boot_id")
 
 
 def tree(pid: int, root: Path = Path("/")) -> tuple[Process, ...]:
@@ -50,32 +53,37 @@ def tree(pid: int, root: Path = Path("/")) -> tuple[Process, ...]:
 
 def pids(root: Path = Path("/")) -> list[int]:
     """All pids, sorted."""
+    return listed(root / "proc")
+
+
+def listed(folder: Path) -> list[int]:
+    """The pids that a folder of the kernel has an entry for, sorted."""
     try:
-        return sorted(int(name) for name in os.listdir(root / "proc") if name.isdecimal())
+        return sorted(int(name) for name in os.listdir(folder) if name.isdecimal())
     except OSError:
         return []
 
 
 def name(pid: int, root: Path = Path("/")) -> str:
     """A process's short name; empty when it is gone."""
-    return _text(root / "proc" / str(pid) / "comm")
+    return text(root / "proc" / str(pid) / "comm")
 
 
 def command(pid: int, root: Path = Path("/")) -> str:
     """A process's words, joined by spaces; empty when it is gone."""
-    return _text(root / "proc" / str(pid) / "cmdline").replace("\0", " ").strip()
+    return text(root / "proc" / str(pid) / "cmdline").replace("\0", " ").strip()
 
 
 def unit(pid: int, root: Path = Path("/")) -> str:
     """The systemd service that a process belongs to; empty for none. `user:` before it means a user's own manager."""
-    group = _text(root / "proc" / str(pid) / "cgroup")
+    group = text(root / "proc" / str(pid) / "cgroup")
     found = [one for one in re.findall(r"([^/\n]+\.service)(?=/|$|\n)", group) if not one.startswith("user@")]
-    return ("user:" if "user@" in group else "") + found[-1] if found else ""
+    return (USER if "user@" in group else "") + found[-1] if found else ""
 
 
 def container(pid: int, root: Path = Path("/")) -> str:
     """The first 12 digits of the id of the container that a process runs in; empty outside of one."""
-    found = CONTAINER.search(_text(root / "proc" / str(pid) / "cgroup"))
+    found = CONTAINER.search(text(root / "proc" / str(pid) / "cgroup"))
     return found[1] if found else ""
 
 
@@ -85,12 +93,12 @@ def find(wanted: Callable[[int], bool], root: Path = Path("/")) -> int:
 
 
 def _process(pid: int, short: str, facts: list[str], folder: Path) -> Process:
-    read = re.search(r"^read_bytes: (\d+)$", _text(folder / "io"), re.MULTILINE)
+    read = re.search(r"^read_bytes: (\d+)$", text(folder / "io"), re.MULTILINE)
     return Process(
         pid=pid,
         parent=int(facts[1]),
         name=short,
-        command=_text(folder / "cmdline").replace("\0", " ").strip(),
+        command=text(folder / "cmdline").replace("\0", " ").strip(),
         cpu=sum(int(ticks) for ticks in facts[11:15]) / TICKS,
         read=int(read[1]) if read else 0,
         began=int(facts[19]),
@@ -99,12 +107,5 @@ def _process(pid: int, short: str, facts: list[str], folder: Path) -> Process:
 
 def _stat(folder: Path) -> tuple[str, list[str]] | None:
     """A process's short name, and what /proc/<pid>/stat says behind it (proc(5), from the third field on)."""
-    head, end, rest = _text(folder / "stat").rpartition(")")
+    head, end, rest = text(folder / "stat").rpartition(")")
     return (head.partition("(")[2], rest.split()) if end else None
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""

@@ -7,7 +7,6 @@ in `[lanes.<name>]` and is merged last. The origin of every value is kept, so th
 
 from __future__ import annotations
 
-import difflib
 import re
 import tomllib
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from warmstart import toml
 from warmstart.errors import ProfileError, UnknownArch, UsageError
 from warmstart.schema import Index as Index
 from warmstart.schema import Profile as Profile
@@ -48,8 +48,8 @@ def load(root: Path, arch: str, lane: str = "") -> Loaded:
     own = root / "arch" / f"{arch}.toml"
     if not ARCH_NAME.fullmatch(arch) or not own.is_file():
         known = archs(root)
-        near = difflib.get_close_matches(arch, known, n=1, cutoff=0.4)
-        hint = f"did you mean {near[0]}? " if near else ""
+        near = toml.nearest(arch, known, cutoff=0.4)
+        hint = f"did you mean {near}? " if near else ""
         other = "; for any other GPU there is no image yet: ARCH=cpu works" if arch.startswith("gfx") else ""
         raise UnknownArch(f"unknown arch {arch!r}", hint=f"{hint}known: {', '.join(known)}{other}")
     merged: dict[str, Any] = {}
@@ -196,8 +196,8 @@ def _refuse_unknown(data: dict[str, Any], table: type[Any], file: str, prefix: s
     fields = {f.encode_name: hints[f.name] for f in msgspec.structs.fields(table)}
     for key, value in data.items():
         if key not in fields:
-            near = difflib.get_close_matches(key, fields, n=1, cutoff=0.5)
-            hint = f"did you mean {prefix}{near[0]}?" if near else f"known here: {', '.join(sorted(fields))}"
+            near = toml.nearest(key, fields)
+            hint = f"did you mean {prefix}{near}?" if near else f"known here: {', '.join(sorted(fields))}"
             raise ProfileError(f"{file}: unknown key {prefix}{key}", hint=hint)
         inner = _struct_in(fields[key])
         for item in value if isinstance(value, list) else [value]:

@@ -110,10 +110,7 @@ def run(
         log.info("would run: " + shlex.join(words))
         log.event("command", argv=words, ran=False)
         return Result("", "", 0, 0.0)
-    path = program(words[0])
-    if path is None:
-        hint = "run `make image` or `tools/setup`, which installs what is missing"
-        raise EngineMissing(f"{words[0]} is not installed", hint=hint)
+    path = _installed(words[0])
     whole = environment(env)
     out: list[str] = []
     err: list[str] = []
@@ -140,9 +137,7 @@ def detach(argv: Sequence[str | Path], *, log_file: Path, env: Mapping[str, str]
         recorder.commands.append(words)
         log.info("would run in the background: " + shlex.join(words))
         return 0
-    path = program(words[0])
-    if path is None:
-        raise EngineMissing(f"{words[0]} is not installed")
+    path = _installed(words[0])
     log_file.parent.mkdir(parents=True, exist_ok=True)
     append = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     files = [
@@ -155,7 +150,7 @@ def detach(argv: Sequence[str | Path], *, log_file: Path, env: Mapping[str, str]
 
 
 def glance(argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> str | None:
-    """The stdout of a query that takes milliseconds, at a third of what `run` costs; None when it fails."""
+    """The stdout of a query that takes milliseconds, without importing sh for it; None when it fails."""
     path = program(argv[0])
     if path is None:
         return None
@@ -177,10 +172,7 @@ def become(argv: Sequence[str | Path], *, env: Mapping[str, str] | None = None) 
     """Let a command take the place of this process, terminal and all. Raises EngineMissing when it isn't installed."""
     words = [str(a) for a in argv]
     log.debug("+ exec " + shlex.join(words))
-    path = program(words[0])
-    if path is None:
-        raise EngineMissing(f"{words[0]} is not installed")
-    os.execve(path, words, environment(env))
+    os.execve(_installed(words[0]), words, environment(env))
 
 
 def program(name: str) -> str | None:
@@ -188,6 +180,13 @@ def program(name: str) -> str | None:
     import shutil
 
     return shutil.which(name, path=_path())
+
+
+def _installed(name: str) -> str:
+    if path := program(name):
+        return path
+    hint = "run `make image` or `tools/setup`, which installs what is missing"
+    raise EngineMissing(f"{name} is not installed", hint=hint)
 
 
 def _path() -> str:

@@ -1,12 +1,12 @@
 """The run line of a preset's container: the flags of `podman run`, each with its reason.
 
-One source for `up` and `emit`. It is a value: what it depends on besides the preset is in Setting, which `here` reads
-from this machine. Reasons and sizes are data in presets/runline.toml.
+One source for `up` and `emit`. It is a value: what it depends on besides the preset is in Setting, which container.py
+reads from this machine. Reasons and sizes are data in presets/runline.toml.
 """
 
 from __future__ import annotations
 
-import os
+import math
 import stat
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -105,10 +105,10 @@ def make(root: Path, preset: Preset, setting: Setting, secrets: Mapping[str, str
         *([("security-opt", "label=disable")] if setting.selinux else []),
         ("read-only", ""),
         ("tmpfs", f"/tmp:{facts.tmpfs}"),
-        ("shm-size", facts.shm_several if several(preset) else facts.shm),
+        ("shm-size", facts.shm_several if count(preset) > 1 else facts.shm),
         *([] if setting.rootless or not setting.uid else [("user", f"{setting.uid}:{setting.gid}")]),
         *[("device", node) for node in setting.devices],
-        *[("group-add", group) for group in _groups(setting)],
+        *[("group-add", group) for group in groups(setting)],
         *[("env", f"{name}={value}") for name, value in sorted(env.items())],
         *[("env", name) for name in sorted(hidden)],
         ("network", "host") if setting.network == "host" else ("publish", f"127.0.0.1:{preset.port}:{INSIDE}"),
@@ -122,10 +122,10 @@ def make(root: Path, preset: Preset, setting: Setting, secrets: Mapping[str, str
     return RunLine(parts, setting.image, tuple(words), hidden)
 
 
-def several(preset: Preset) -> bool:
-    """Whether the preset takes more than one GPU."""
-    counts = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size")
-    return any(str(preset.flags.get(name, "1")) != "1" for name in counts)
+def count(preset: Preset) -> int:
+    """GPUs that the preset takes."""
+    sizes = (str(preset.flags.get(f"{kind}-parallel-size", "1")) for kind in ("tensor", "pipeline", "data"))
+    return math.prod(int(size) if size.isdecimal() else 1 for size in sizes)
 
 
 def volumes(preset: Preset, models: str) -> list[str]:
@@ -150,12 +150,6 @@ def choose(gpus: Sequence[tuple[int, str]], of: int) -> tuple[str, str]:
     if all(unique for _, unique in gpus):
         return CHOOSING[0], ",".join(unique for _, unique in gpus)
     return CHOOSING[1], ",".join(str(index) for index, _ in gpus)
-
-
-def models_folder(env: Mapping[str, str] = os.environ) -> str:
-    """The user's Hugging Face cache: HF_HOME, else where its own tools put it."""
-    cache_home = env.get("XDG_CACHE_HOME") or str(Path(env.get("HOME") or "~").expanduser() / ".cache")
-    return str(Path(env.get("HF_HOME") or Path(cache_home) / "huggingface").expanduser().absolute())
 
 
 def owners(nodes: Sequence[str], root: Path = Path("/")) -> tuple[int, ...]:
@@ -191,7 +185,8 @@ def has_init(path: str, root: Path = Path("/")) -> bool:
     return any((root / place.lstrip("/") / "catatonit").is_file() for place in places if place)
 
 
-def _groups(setting: Setting) -> list[str]:
+def groups(setting: Setting) -> list[str]:
+    """The groups that the container is in, so that it may open the devices: by number, or the user's own, kept."""
     if not setting.devices:
         return []
     if setting.engine == "podman" and setting.rootless and setting.keep_groups:

@@ -167,6 +167,11 @@ class Profile(_Table, frozen=True, kw_only=True):
         return f"{self.arch}.{self.lane}" if self.default_lane else self.arch
 
     @property
+    def tag(self) -> str:
+        """The name of its image on this machine; the plan gives another one with version and plan id."""
+        return f"{self.image.repository}:{self.slug.replace('.', '-')}"
+
+    @property
     def lock_command(self) -> str:
         """What makes its lock anew, for hints."""
         return f"make lock ARCH={self.arch}" + (f" ARGS='--lane {self.lane}'" if self.default_lane else "")

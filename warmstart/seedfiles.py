@@ -34,8 +34,8 @@ class Taken(msgspec.Struct, frozen=True):
     left_out: int  # files of known kinds that belong to something incomplete
 
 
-def take(key: int, cache_key: str, tiers: tuple[str, ...], cu: int, stage: Path) -> Taken:
-    """Copy the files of these tiers from an open folder of one cache key to `stage`.
+def take(key: int, place: str, tiers: tuple[str, ...], cu: int, stage: Path) -> Taken:
+    """Copy the files of these tiers from an open folder of one cache key, `place` in its image, to `stage`.
 
     Verdicts are those of `cu` compute units (0: of any). Kernels come without Triton's intermediate forms. Raises
     SeedUnsafe for a file that holds a secret, InputError for one that changes meanwhile.
@@ -47,7 +47,7 @@ def take(key: int, cache_key: str, tiers: tuple[str, ...], cu: int, stage: Path)
             continue
         copies[path] = stage / str(len(copies))
         _copy(source, copies[path], path)
-    whole = _whole(copies, cache_key)
+    whole = _whole(copies, place)
     return Taken(dict(sorted(whole.items())), len(copies) - len(whole))
 
 
@@ -88,7 +88,7 @@ def _copy(source: int, copy: Path, path: str) -> None:
         raise InputError(f"{path} changes while it is read", hint="stop what uses the cache, then again")
 
 
-def _whole(copies: Mapping[str, Path], cache_key: str) -> dict[str, Path]:
+def _whole(copies: Mapping[str, Path], place: str) -> dict[str, Path]:
     """These files, less what is incomplete; the lists of kernels' files name what is in the seed alone."""
     by_entry: defaultdict[str, list[str]] = defaultdict(list)
     whole = {}
@@ -99,7 +99,7 @@ def _whole(copies: Mapping[str, Path], cache_key: str) -> dict[str, Path]:
         else:
             whole[path] = copies[path]
     for entry, paths in by_entry.items():
-        kept = _kernel(entry, paths, copies, cache_key) if entry.startswith("triton/") else _complete(paths)
+        kept = _kernel(entry, paths, copies, place) if entry.startswith("triton/") else _complete(paths)
         whole |= {path: copies[path] for path in kept}
     return whole
 
@@ -109,7 +109,7 @@ def _complete(paths: list[str]) -> list[str]:
     return paths if any(kind.index for kind in map(seedtiers.kind, paths) if kind) else []
 
 
-def _kernel(entry: str, paths: list[str], copies: Mapping[str, Path], cache_key: str) -> list[str]:
+def _kernel(entry: str, paths: list[str], copies: Mapping[str, Path], place: str) -> list[str]:
     """The files of one folder of Triton's cache: complete kernels, and libraries, which have no list."""
     kept: set[str] = set()
     grouped: set[str] = set()
@@ -121,8 +121,8 @@ def _kernel(entry: str, paths: list[str], copies: Mapping[str, Path], cache_key:
         needed = [f"{entry}/{name}" for name in names]
         if not any(name.endswith(BINARY) for name in names) or not all(path in copies for path in needed):
             continue
-        # As on the volume of an image with this cache key, so that Triton finds them there without our help, too.
-        paths_inside = {name: f"/cache/{cache_key}/{entry}/{name}" for name in names}
+        # As on the volume of the image, so that Triton finds them there without our help, too.
+        paths_inside = {name: f"{place}/{entry}/{name}" for name in names}
         copies[group].write_text(json.dumps({"child_paths": paths_inside}), encoding="utf-8")
         kept |= {group, *needed}
     kept |= {path for path in paths if path.endswith(".so") and path not in grouped}

@@ -11,18 +11,18 @@ import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
 
-from warmstart import cachedir, seedtiers
+from warmstart import cachedir, masking, seedtiers
 from warmstart.errors import SeedDamaged, SeedMismatch
-from warmstart.plan import Plan
+from warmstart.plan import Plan, created
 
 OWN, MCV, OCI = "io.warmstart.", "cache.vllm.image/", "org.opencontainers.image."
 NAMES = "cache-key arch tiers cu wave triton vllm rocm model flags gpu cpu".split()
 FORMAT = "1"  # of a seed: its label io.warmstart.seed
+AGAIN = "get it again, from where it was made"  # the hint for a damaged one
 MACHINE = ("verdicts", "artefacts")  # tiers that are for GPUs of one number of compute units
 
 
@@ -127,9 +127,6 @@ def read(labels: Mapping[str, str]) -> Facts:
     return facts
 
 
-AGAIN = "get it again, from where it was made"
-
-
 def size(labels: Mapping[str, str]) -> tuple[int, str]:
     """The bytes of its files and the sha256 of their list, as the labels say. Raises SeedDamaged."""
     told, digest = labels.get(f"{MCV}cache-size-bytes", ""), labels.get(f"{OWN}manifest", "")
@@ -188,7 +185,7 @@ def flags(words: Sequence[str]) -> str:
             found.append((name.lstrip("-").replace("_", "-"), [value] if equals else []))
         elif found:
             found[-1][1].append(word)
-    told = [(name, ",".join(values)) for name, values in found if name not in left_out]
+    told = [(n, ",".join(values)) for n, values in found if n not in left_out and not masking.secret(n)]
     return " ".join(sorted(f"--{name}={shlex.quote(value)}" if value else f"--{name}" for name, value in told))
 
 
@@ -199,8 +196,3 @@ def processor(names: str, cpuinfo: Path = Path("/proc/cpuinfo")) -> tuple[str, .
         if name.strip() in {"flags", "Features"}:
             return tuple(sorted({flag for flag in value.split() if re.match(names, flag)}))
     return ()
-
-
-def created(epoch: int) -> str:
-    """Seconds since 1970 as RFC 3339."""
-    return datetime.fromtimestamp(epoch, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

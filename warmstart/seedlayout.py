@@ -19,7 +19,7 @@ from typing import IO, Annotated, Any
 
 import msgspec
 
-from warmstart import seedfiles, seedlabels, seedtiers, unpack
+from warmstart import plan, seedfiles, seedlabels, seedtiers, unpack
 from warmstart.errors import NothingToSeed, SeedDamaged, SeedMismatch
 from warmstart.seedlabels import AGAIN, Facts
 from warmstart.unpack import CACHE, LIST, Content, Expected, File
@@ -213,7 +213,7 @@ def _member(name: str, size: int, epoch: int) -> tarfile.TarInfo:
 
 
 def _config(labels: dict[str, str], diff_id: str, epoch: int) -> dict[str, Any]:
-    created = seedlabels.created(epoch)
+    created = plan.created(epoch)
     return {
         "created": created,
         "architecture": MACHINES.get(platform.machine(), platform.machine()),

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from warmstart import cachedir, log, run, seedfiles, seedlabels, seedlayout, seedplace, seedstore, seedtiers
+from warmstart import cachedir, engine, log, run, seedfiles, seedlabels, seedlayout, seedplace, seedstore, seedtiers
 from warmstart.errors import InputError, NothingToSeed, UsageError
 from warmstart.plan import Plan
 from warmstart.probe import Capabilities, environment
@@ -48,7 +47,8 @@ def make(state: Path, caps: Capabilities, plan: Plan, wanted: Wanted) -> Seed:
         known = _host(key)
         cu = _compute_units(key, plan.arch, known, wanted.cu) if set(tiers) & set(seedlabels.MACHINE) else 0
         with log.step(f"seed: reading {', '.join(tiers)} of {plan.cache_key}"):
-            taken = seedfiles.take(key, plan.cache_key, tiers, cu, work / "files")
+            place = f"{plan.volume.root}/{plan.cache_key}"
+            taken = seedfiles.take(key, place, tiers, cu, work / "files")
         facts = _facts(plan, taken, wanted, cu, known)
         if run.recorder.on:
             log.info(f"would pack {len(taken.copies)} files into {NAME}:{seedlabels.tag(facts)}")
@@ -70,25 +70,20 @@ def load(caps: Capabilities, folder: Path, tag: str) -> None:
     By skopeo: podman itself (4.3) takes a layout's path for a name, and none with a point at its begin (.warmstart).
     """
     name = f"{NAME}:{tag}"
-    before = _image(caps, name)
+    before = engine.images(caps, f"reference={name}")
     run.run(["skopeo", "copy", "--quiet", f"oci:{folder}:{tag}", f"containers-storage:{name}"], env=environment(caps))
-    found = _image(caps, name)
-    if before and before["Id"] != found.get("Id"):
-        run.run(["podman", "rmi", before["Id"]], env=environment(caps), ok=range(256))
-
-
-def _image(caps: Capabilities, name: str) -> dict[str, Any]:
-    """What podman knows of an image; empty without one."""
-    told = run.run(["podman", "image", "inspect", name], env=environment(caps), ok=(0, 125), always=True)
-    return dict(json.loads(told.stdout)[0]) if not told.code else {}
+    now = {image["Id"] for image in engine.images(caps, f"reference={name}")}
+    for old in {image["Id"] for image in before} - now:
+        run.run(["podman", "rmi", old], env=environment(caps), ok=range(256))
 
 
 def _facts(plan: Plan, taken: seedfiles.Taken, wanted: Wanted, cu: int, known: dict[str, list[str]]) -> Facts:
     """Whom the files are for. Raises NothingToSeed when a tier that was asked for has none."""
     kinds = [kind.tier for kind in map(seedtiers.kind, taken.copies) if kind]
     tiers = seedtiers.ordered(kinds)
-    if missing := [tier for tier in wanted.tiers or ("any",) if tier not in tiers and (wanted.tiers or not tiers)]:
-        told = f"the caches of {plan.cache_key} have no complete {missing[0].replace('any', 'kernels or verdicts')}"
+    missing = [tier for tier in wanted.tiers if tier not in tiers]
+    if missing or not tiers:
+        told = f"the caches of {plan.cache_key} have no complete {missing[0] if missing else 'kernels or verdicts'}"
         raise NothingToSeed(told, hint="serve something with the image first, and let it answer a request")
     for_machine = set(tiers) & set(seedlabels.MACHINE)
     more: dict[str, str | int] = {"cu": cu if for_machine else 0}

@@ -117,7 +117,7 @@ def _processor(key: int, stage: int, cpu: str) -> None:
         known["cpu"] = sorted(set(known["cpu"]) | set(cpu.split(",")))
     except (ValueError, LookupError, TypeError, RecursionError):
         return  # a damaged one makes the next start set all machine code aside
-    _write(stage, HOST, json.dumps(known, indent=1) + "\n")
+    _write(stage, HOST, json.dumps(known, indent=1) + "\n", cachedir.SHARED)
     cachedir.put(stage, HOST, key, HOST, replace=True)
 
 
@@ -128,8 +128,8 @@ def _note(key: int, stage: int, image: Image, content: Content) -> None:
     cachedir.put(stage, name, key, f"{RECORDS}/{name}", replace=True)
 
 
-def _write(stage: int, name: str, text: str) -> None:
-    with cachedir.create(stage, name) as sink:
+def _write(stage: int, name: str, text: str, mode: int = cachedir.FILE) -> None:
+    with cachedir.create(stage, name, mode) as sink:
         sink.write(text.encode())
 
 

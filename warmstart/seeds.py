@@ -6,16 +6,15 @@ that it is whole, for this image and GPU, and has nothing in it but cache files;
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
-from warmstart import cachedir, host, log, registry, run, seedlabels, seedlayout, seedplace, seedstore, unpack
+from warmstart import cachedir, engine, host, log, registry, run, seedlabels, seedlayout, seedplace, seedstore, unpack
 from warmstart.errors import NothingToSeed, SeedDamaged, UsageError, WarmstartError
 from warmstart.plan import Plan
-from warmstart.probe import Capabilities, environment
+from warmstart.probe import Capabilities
 from warmstart.seedlabels import Facts, Here
 from warmstart.seedlayout import Image
 from warmstart.seedstore import Seed
@@ -119,9 +118,8 @@ def here(caps: Capabilities, plan: Plan, cu: int = 0) -> Here:
 
     `cu` is the number of compute units of another machine's GPU, whose processor is not known then.
     """
-    words = ["podman", "images", "--format", "json", "--filter", f"label=io.warmstart.arch={plan.arch}"]
-    told = run.run([*words, "--filter", "label=io.warmstart.plan-id"], env=environment(caps), always=True).stdout
-    built = {(image.get("Labels") or {}).get("io.warmstart.cache-key", "") for image in json.loads(told or "[]") or []}
+    images = engine.images(caps, f"label=io.warmstart.arch={plan.arch}", "label=io.warmstart.plan-id")
+    built = {(image.get("Labels") or {}).get("io.warmstart.cache-key", "") for image in images}
     device = plan.profile.device
     mine = {gpu.compute_units for gpu in host.gpus() if gpu.arch == plan.arch}
     return Here(

@@ -6,16 +6,14 @@ import shlex
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from warmstart import log
+from warmstart import log, presets, probe, runline, seedlabels, seedmake, seeds, seedtiers, tables
 from warmstart.errors import UsageError
-
-if TYPE_CHECKING:
-    from warmstart.plan import Plan
-    from warmstart.seedlabels import Here
-    from warmstart.seeds import Moved
-    from warmstart.seedstore import Seed
+from warmstart.plan import Plan
+from warmstart.seedlabels import Here
+from warmstart.seeds import Moved
+from warmstart.seedstore import NAME, Seed
 
 
 def do(
@@ -26,8 +24,6 @@ def do(
     plan: Callable[[str], Plan],
 ) -> Any:
     """Do what `args` asks for. `arch` settles an arch, `plan` makes its plan."""
-    from warmstart import probe, runline, seedlabels, seedmake, seeds, seedtiers
-
     if args.do in {"push", "pull", "verify"} and not args.what:
         raise UsageError(f"seed {args.do} what?", hint="a seed's tag (seed ls), or host/path:tag in a registry")
     if args.set and not args.preset:
@@ -59,8 +55,6 @@ def do(
 
 def _served(root: Path, args: Namespace, planned: Plan) -> list[str]:
     """Model and flags of the preset that `args` names; no model without one."""
-    from warmstart import presets
-
     if not args.preset:
         return [""]
     preset = presets.load(root, args.preset, presets.sets(args.set), planned.versions["vllm"])
@@ -76,8 +70,6 @@ def text(args: Namespace, told: Any) -> str:
 
 
 def _table(rows: list[Seed]) -> str:
-    from warmstart import runline, tables
-
     if not rows:
         log.info(f"there are no seeds here: seed make ARCH makes one of what {runline.CACHE} holds, seed pull gets one")
         return ""
@@ -106,7 +98,7 @@ def _artefacts(model: str, flags: str) -> str:
 def _made(seed: Seed) -> str:
     left = f", {seed.left_out} incomplete ones left out" if seed.left_out else ""
     size = f"{seed.files} files{left}, {seed.bytes / 1e6:.2f} MB, packed {seed.packed / 1e6:.2f} MB"
-    return f"localhost/warmstart/seed:{seed.seed}  {', '.join(seed.tiers)}  {size}\n{seed.digest}"
+    return f"{NAME}:{seed.seed}  {', '.join(seed.tiers)}  {size}\n{seed.digest}"
 
 
 def _moved(verb: str, moved: Moved) -> str:

@@ -9,15 +9,15 @@ from typing import Any
 
 import msgspec
 
+from warmstart import hints
 from warmstart.errors import UsageError
-from warmstart.gpus import Gpu
+from warmstart.gpus import GIB, Gpu
 from warmstart.limits import Limits
 from warmstart.need import Model
 
 SUFFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}  # as vLLM reads them
 # On the cpu platform this counts before the flag (platforms/cpu.py), in whole GiB, and the cpu image has it.
 KV_SPACE = "VLLM_CPU_KVCACHE_SPACE"
-GIB = 1 << 30
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,6 +34,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     default_utilization: float
     tensor: int  # GPUs that share each layer
     pipeline: int  # groups that share the layers
+    data: int  # times that the model is there whole
     eager: bool  # it captures no graphs
     cpu: bool  # the cpu image
     block: int  # tokens of a KV block, before a state makes it larger
@@ -42,7 +43,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def gpus(self) -> int:
         """How many GPUs it wants."""
-        return self.tensor * self.pipeline
+        return self.tensor * self.pipeline * self.data
 
 
 class Need(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,7 +68,7 @@ def asked(
     """The settings in the flags of `vllm serve` (names without dashes). Raises UsageError for what is no number."""
     given = {name.lstrip("-").replace("_", "-"): value for name, value in flags.items()}
     vram = devices[0].vram_total if devices else 0
-    fitting = [row for row in limits.defaults.large if vram >= row.gib * (1 << 30)]
+    fitting = [row for row in limits.defaults.large if vram >= row.gib * GIB]
     default = max(fitting, key=lambda row: row.gib) if fitting else limits.defaults
     context = _number(given, "max-model-len", 0)
     kv = _number(given, "kv-cache-memory-bytes", 0) or _number(given, "kv-cache-memory", 0)
@@ -85,6 +86,7 @@ def asked(
         default_utilization=limits.defaults.utilization,
         tensor=max(_number(given, "tensor-parallel-size", 1), 1),
         pipeline=max(_number(given, "pipeline-parallel-size", 1), 1),
+        data=max(_number(given, "data-parallel-size", 1), 1),
         eager=bool(given.get("enforce-eager")) or not devices,
         cpu=not devices,
         block=limits.defaults.block if devices else limits.defaults.cpu_block,
@@ -106,7 +108,7 @@ def need(model: Model, wish: Asked, limits: Limits, *, shared: bool) -> Need:
     rows = model.hidden * engine.hidden_copies + model.intermediate * engine.intermediate_copies / wish.tensor
     return Need(
         parts={
-            "weights": model.weights // wish.gpus,
+            "weights": model.weights // (wish.tensor * wish.pipeline),
             "the second copy of its embeddings": model.twice // wish.pipeline,
             "activations": int(wish.batch * rows * model.type_bytes)
             + min(wish.sequences, wish.batch) * model.vocabulary * engine.logit_bytes // wish.tensor,
@@ -195,7 +197,9 @@ def _number(given: Mapping[str, object], name: str, default: int) -> int:
         return -1
     found = re.fullmatch(r"(\d{1,18}(?:\.\d+)?)([kmgKMG]?)", str(value).replace("_", "").replace(",", ""))
     if not found:
-        raise UsageError(f"{name} {str(value)[:40]!r} is no number", hint=f"--set {name}=8192, or with k, M, G")
+        raise UsageError(
+            f"{name} {str(value)[:40]!r} is no number", hint=f"{hints.options(f'--set {name}=8192')}, or with k, M, G"
+        )
     return int(float(found[1]) * SUFFIXES[found[2]])
 
 
@@ -205,4 +209,6 @@ def _fraction(value: str) -> float:
             return share
     except ValueError:
         pass
-    raise UsageError(f"gpu-memory-utilization {value[:40]!r} is no share", hint="--set gpu-memory-utilization=0.8")
+    raise UsageError(
+        f"gpu-memory-utilization {value[:40]!r} is no share", hint=hints.options("--set gpu-memory-utilization=0.8")
+    )

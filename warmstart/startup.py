@@ -15,7 +15,7 @@ from warmstart.container import Seen
 from warmstart.engine import Capabilities
 from warmstart.follow import Tail
 from warmstart.phases import Event, Reader, StartRecord
-from warmstart.watchdog import Reading, Verdict
+from warmstart.watchdog import Activity, Reading
 
 KEPT = 400  # lines of the log that are kept for a diagnosis
 ASK = 5.0  # seconds between two questions to the server, in case that its log doesn't say that it is ready
@@ -40,7 +40,7 @@ class Startup:
         self._caps, self._port = caps, port
         self._tail = Tail(Path(seen.log))
         self._reader = Reader(seen.started)
-        self._process = container.began(seen)
+        self.process = container.began(seen)  # pid and time of begin of its first process
         self._dead = 0.0  # when its process was first missed
         self._asked = time.monotonic()
 
@@ -61,25 +61,25 @@ class Startup:
         return self._reader.record(time.time() if self.state == "starting" else None)
 
     @property
+    def wall(self) -> float:
+        """Seconds from the container's start until it answered."""
+        return self.answered - self.seen.started
+
+    @property
     def silent(self) -> float:
         """Seconds since the engine last wrote something."""
         return time.time() - max(self._tail.wrote, self.seen.started)
 
     @property
-    def process(self) -> tuple[int, int]:
-        """Pid and time of begin of the container's first process."""
-        return self._process
-
-    @property
     def runs(self) -> bool:
         """Whether that process is still there."""
-        pid, began = self._process
+        pid, began = self.process
         return bool(began) and processes.began(pid) == began
 
     @property
     def pid(self) -> int:
         """The container's first process."""
-        return self._process[0]
+        return self.process[0]
 
     def _read(self) -> list[Event]:
         found: list[Event] = []
@@ -100,8 +100,8 @@ class Startup:
         """The process is gone: was the container restarted, did it end, or was it removed?"""
         self._dead = self._dead or time.monotonic()
         found = container.look(self._caps, self.seen.id)
-        if found and found.pid and (process := container.began(found)) != self._process and process[1]:
-            self.seen, self._process, self._dead = found, process, 0.0
+        if found and found.pid and (process := container.began(found)) != self.process and process[1]:
+            self.seen, self.process, self._dead = found, process, 0.0
             self.lines.clear()
             self._reader = Reader(found.started)
             return [Event("restart", self._reader.phase, 0.0)]
@@ -121,8 +121,8 @@ class Silence:
         self._before: Reading | None = None
         self._next = 0.0
 
-    def step(self) -> Verdict | None:
-        """A verdict when there is one to tell; None most of the time."""
+    def step(self) -> Activity | None:
+        """What the engine does, when that is to be told; None most of the time."""
         now = time.monotonic()
         if self._startup.silent < self._limit:
             self._before, self._next = None, 0.0
@@ -138,10 +138,10 @@ class Silence:
         self._before, self._next = None, now + self._limit
         return watchdog.classify(before, reading)
 
-    def tell(self, verdict: Verdict) -> str:
-        """The verdict in one line, with --profile and where its Python is."""
-        told = f"no line for {self._startup.silent:.0f} s: it {verdict.kind} ({verdict.evidence})"
-        log.event("silence", seconds=round(self._startup.silent), does=verdict.kind, evidence=verdict.evidence)
+    def tell(self, seen: Activity) -> str:
+        """That in one line, with --profile and where its Python is."""
+        told = f"no line for {self._startup.silent:.0f} s: it {seen.kind} ({seen.evidence})"
+        log.event("silence", seconds=round(self._startup.silent), does=seen.kind, evidence=seen.evidence)
         if self._profile and (process := stacks.of_interest(processes.tree(self._startup.pid))):
             told += f"\n  {process.name} {process.pid}: {stacks.look(process, self._rootless)}"
         return told
@@ -161,7 +161,7 @@ def answers(port: int, seconds: float = 1.0) -> bool:
 
 def live(record: StartRecord, expectation: Mapping[str, float]) -> str:
     """The running phase with its seconds, and what remains by earlier starts: the text of the live line."""
-    title, now = _titles().get(record.reached, record.reached), {p.name: p.seconds for p in record.phases}
+    title, now = logline.titles()[record.reached], {p.name: p.seconds for p in record.phases}
     told = f"{title} {now.get(record.reached, 0.0):.0f} s"
     left = starts.remaining(dict(expectation), record)
     if left is None:
@@ -181,10 +181,6 @@ def show(event: Event) -> None:
     )
     # A terminal has the live line, --json the object above.
     if event.kind == "end" and event.seconds >= 0.05 and not log.settings.json and not sys.stderr.isatty():
-        log.info(f"  {_titles().get(event.phase, event.phase):<17}{event.seconds:8.1f} s")
+        log.info(f"  {logline.titles()[event.phase]:<17}{event.seconds:8.1f} s")
     elif event.kind == "restart":
         log.info("the container was restarted: a new start begins")
-
-
-def _titles() -> dict[str, str]:
-    return {kind.name: kind.title for kind in logline.formats().phase}

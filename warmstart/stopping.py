@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from warmstart import boxes, container, hints, holders, lease, log, run
+from warmstart import boxes, container, gpus, hints, holders, lease, log, run, runline
 from warmstart.engine import Capabilities
 from warmstart.errors import MemoryKept, NoEngine
 from warmstart.lease import Lease
@@ -14,7 +14,7 @@ LATE = 60  # seconds that a container may take to go, beyond its grace, before `
 SHORT = 10  # seconds that an engine gets to stop which isn't ready: nobody waits for an answer of it
 
 
-def down(state: Path, caps: Capabilities, name: str = "") -> list[str]:
+def down(root: Path, state: Path, caps: Capabilities, name: str = "") -> list[str]:
     """Stop an engine, check that the device's memory came back, and start what `up` stopped. Returns what was stopped.
 
     Without a lease, and if there is only one, the container that a failed start left is removed.
@@ -29,17 +29,28 @@ def down(state: Path, caps: Capabilities, name: str = "") -> list[str]:
             raise
         log.info(f"{other.preset} has no lease, but a container")
         one = lease.new(other.preset, other.name, ())
-    _stop(caps, place, one, container.GRACE if one.state == "ready" else SHORT)
+    _stop(caps, place, one, runline.data(root).stop_seconds if one.state == "ready" else SHORT)
     if run.recorder.on:
         return [one.preset]
     lease.release(place, one)
-    kept = holders.drained([pci for pci in one.devices if pci in one.before], one.before)
-    restore(place, one)
+    try:
+        kept = _drained(one)
+    finally:  # Ctrl-C as well: nobody else knows any more what was stopped
+        restore(place, one)
     if kept:
         who = "; ".join(other.who for other in holders.others(one.devices, ()))
-        told = f"{kept / 2**30:.1f} GiB of the device did not come back" + (f": held by {who}" if who else "")
+        told = f"{gpus.gib(kept)} of the device did not come back" + (f": held by {who}" if who else "")
         raise MemoryKept(told, hint=f"a process may have survived: `{hints.command('status')}` names it")
     return [one.preset]
+
+
+def _drained(one: Lease) -> int:
+    """Wait until an engine's GPUs have their memory back. Returns the bytes that did not come back."""
+    known = [pci for pci in one.devices if pci in one.before]
+    if not known:
+        return 0
+    with log.step("the device's memory comes back"):
+        return holders.drained(known, one.before)
 
 
 def undo(caps: Capabilities, place: Path, mine: Lease) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TypeVar
 
@@ -12,6 +13,10 @@ import msgspec
 from warmstart.errors import ProfileError
 
 T = TypeVar("T")
+
+
+class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab", kw_only=True):
+    """A table of a file: its keys are spelled with dashes, and no others may stand in it."""
 
 
 def read(file: Path, kind: type[T]) -> T:
@@ -27,9 +32,14 @@ def read(file: Path, kind: type[T]) -> T:
         raise ProfileError(f"{name} is not valid TOML: {bad}", hint="mend it, or take back its last change") from None
 
 
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
+    """The known name that was probably meant, or nothing. `cutoff`: how alike they have to be, from 0 to 1."""
+    return next(iter(difflib.get_close_matches(name, sorted(known), n=1, cutoff=cutoff)), "")
+
+
 def _hint(problem: str, kind: type[object]) -> str:
     unknown = re.search(r"unknown field `(.*?)`", problem)
     schema = msgspec.json.schema(kind)
     known = {key for table in schema.get("$defs", {}).values() for key in table.get("properties", ())}
-    near = difflib.get_close_matches(unknown[1], known, n=1, cutoff=0.5) if unknown else []
-    return f"did you mean {near[0]}?" if near else "the comments in that file say what belongs there"
+    near = nearest(unknown[1], known) if unknown else ""
+    return f"did you mean {near}?" if near else "the comments in that file say what belongs there"

@@ -13,15 +13,14 @@ from typing import Literal
 
 import msgspec
 
-from warmstart import processes
+from warmstart import gpus, host, processes
 from warmstart.processes import Process
 
-SILENCE = 30.0  # seconds without a line after which somebody should look: phases report at least that often, most do
 APART = 5.0  # seconds between the two readings of a look
 FILES = 50_000  # of the cache that are looked at
 
-# Below these a program does nothing that would explain its silence. A waiting Python with vLLM's threads uses up to
-# a hundredth of a core; any disk or network that a model is loaded from gives more than this.
+# Below these a program does nothing that would explain its silence: vLLM's threads wake up now and then while they
+# wait, and any disk or network that a model is loaded from gives more than this.
 IDLE_CORES = 0.03
 LOAD_BYTES = 1 << 20  # a second
 BUSY_GPU = 30  # percent
@@ -49,17 +48,17 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     received: int = 0  # bytes from the network
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class Activity(msgspec.Struct, frozen=True):
     """What an engine does, and what was seen that says so."""
 
     kind: Kind
     evidence: str
 
 
-def classify(before: Reading, after: Reading) -> Verdict:
+def classify(before: Reading, after: Reading) -> Activity:
     """What happened between two readings."""
     if not after.processes:
-        return Verdict("gone", "its processes have ended")
+        return Activity("gone", "its processes have ended")
     seconds = max(after.at - before.at, 0.001)
     cores = _cpu(before, after) / seconds
     written = after.files - before.files, after.cache - before.cache
@@ -68,20 +67,20 @@ def classify(before: Reading, after: Reading) -> Verdict:
     grows = written != (0, 0) or after.newest > before.newest
     used = f"{cores:.1f} cores busy"
     if compilers:
-        return Verdict("compiles", f"{', '.join(compilers)} running, {used}{_grown(*written)}")
+        return Activity("compiles", f"{', '.join(compilers)} running, {used}{_grown(*written)}")
     if workers:
-        return Verdict("compiles", f"{workers} compile workers running, {used}{_grown(*written)}")
+        return Activity("compiles", f"{workers} compile workers running, {used}{_grown(*written)}")
     if grows and cores > IDLE_CORES:
-        return Verdict("compiles", f"the cache is written, {used}{_grown(*written)}")
+        return Activity("compiles", f"the cache is written, {used}{_grown(*written)}")
     if (after.gpu_busy or 0) >= BUSY_GPU:
-        return Verdict("benches", f"the GPU is {after.gpu_busy} % busy, {used}")
+        return Activity("benches", f"the GPU is {after.gpu_busy} % busy, {used}")
     for what, size in (("read from disk", _disk(before, after)), ("received", after.received - before.received)):
         if size / seconds >= LOAD_BYTES:
-            return Verdict("loads", f"{size / seconds / 1e6:.0f} MB/s {what}, {used}")
+            return Activity("loads", f"{size / seconds / 1e6:.0f} MB/s {what}, {used}")
     if cores > IDLE_CORES:
-        return Verdict("works", f"{used}, no compiler, no cache written, no GPU busy")
+        return Activity("works", f"{used}, no compiler, no cache written, no GPU busy")
     gpu = "" if after.gpu_busy is None else f", GPU {after.gpu_busy} % busy"
-    return Verdict("hangs", f"for {seconds:.0f} s no processor time, nothing read, nothing written{gpu}")
+    return Activity("hangs", f"for {seconds:.0f} s no processor time, nothing read, nothing written{gpu}")
 
 
 def read(pid: int, at: float, *, cache: Path | None = None, card: str = "", root: Path = Path("/")) -> Reading:
@@ -120,11 +119,7 @@ def _grown(files: int, size: int) -> str:
 
 
 def _busy(card: str, root: Path) -> int | None:
-    try:
-        told = (root / "sys/class/drm" / card / "device/gpu_busy_percent").read_text(encoding="ascii").strip()
-    except OSError:
-        return None
-    return int(told) if card and told.isdigit() else None
+    return host.number(host.text(root / gpus.DRM / card / "device/gpu_busy_percent")) if card else None
 
 
 def _received(pid: int, root: Path) -> int:

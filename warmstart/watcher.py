@@ -39,7 +39,7 @@ def watch(root: Path, state: Path, caps: Capabilities, preset: str, *, keep_reco
                 _moved(place, mine, follows)
             if any(event.kind == "ready" for event in events):
                 outcome.finish(state, place, mine, follows, keep=keep_record)
-                _say(f"ready after {follows.answered - follows.seen.started:.1f} s")
+                _say(f"ready after {follows.wall:.1f} s")
         if follows.state in ("ended", "gone"):
             if keep_record:
                 _say(outcome.ended(place, mine.preset, follows).message)
@@ -52,10 +52,10 @@ def watch(root: Path, state: Path, caps: Capabilities, preset: str, *, keep_reco
             follows = Startup(caps, again, mine.port)
             _moved(place, mine, follows)
         seen_memory, before = _memory(mine, seen_memory, bounds), seen_memory
-        if before is None or seen_memory.verdict != before.verdict:
-            _say(f"memory: {seen_memory.verdict} {seen_memory.reason}")
+        if before is None or seen_memory.level != before.level:
+            _say(f"memory: {seen_memory.level} {seen_memory.reason}")
             lease.update(place, mine, warning=seen_memory.reason)
-        if seen_memory.verdict == "stop":
+        if seen_memory.level == "stop":
             lease.update(place, mine, reason=seen_memory.reason)
             container.stop(caps, mine.container, stopping.SHORT)
             return f"stopped: {seen_memory.reason}"

@@ -76,7 +76,7 @@ def test_the_engine_takes_every_word(line: runline.RunLine) -> None:
 def test_quadlet_takes_the_file(tmp_path: Path) -> None:
     generator = next(filter(os.path.exists, GENERATORS))
     preset = presets.load(ROOT, "Qwen3.5-9B-w4a16", {"env.NASTY": NASTY, "env.MY_TOKEN": "S3CRET"})
-    where = emit.setting(preset, "gfx1102", tmp_path)
+    where = emit.setting(preset, "gfx1102", "i", tmp_path)
     (tmp_path / "x.container").write_text(emit.quadlet(ROOT, tmp_path, preset, where), encoding="utf-8")
     told = subprocess.run(
         [generator, "-dryrun", "-user"],

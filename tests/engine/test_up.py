@@ -93,10 +93,7 @@ def checkout(tree: Path) -> Iterator[Checkout]:
         shutil.rmtree(tree / ".warmstart" / name, ignore_errors=True)
     one = Checkout(tree)
     yield one
-    for process in one.running:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
+    one.close()
     podman("rm", "--all", "--force", "--time", "0", check=False)
     assert until(lambda: not watchers(tree)), "a watcher outlived its engine"
 

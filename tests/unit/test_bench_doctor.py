@@ -1,4 +1,4 @@
-"""`bench-doctor`: its verdict on clocks that are right and on ones that lie, in the image and as a verb."""
+"""`bench-doctor`: what it says of clocks that are right and on ones that lie, in the image and as a verb."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from warmstart import benchdoctor
+from tests.unit.test_seed_make import CAPS
+from warmstart import benchdoctor, container, engine, run
 from warmstart.errors import ClockDoubtful, CommandFailed, NoDevice
-from warmstart.probe import Capabilities
 from warmstart.run import Result
+from warmstart.runline import Setting
 
 SCRIPT = Path(__file__).parents[2] / "caches" / "bench_doctor.py"
 
@@ -105,8 +106,8 @@ def test_a_right_clock(diagnosed: Any) -> None:
     assert (code, told["trusted"], told["doubts"]) == (0, True, [])
     assert told["arch"] == "gfx1151"
     assert 100 < told["estimate"]["launches"] < 500
-    assert "can be trusted on Radeon" in told["verdict"]
-    assert "\n" not in told["verdict"]
+    assert "can be trusted on Radeon" in told["summary"]
+    assert "\n" not in told["summary"]
 
 
 @pytest.mark.parametrize(
@@ -124,9 +125,9 @@ def test_a_right_clock(diagnosed: Any) -> None:
 def test_a_clock_that_lies(diagnosed: Any, read: Any, doubt: str) -> None:
     code, told = diagnosed(read)
     assert (code, told["trusted"]) == (1, False)
-    assert doubt in told["verdict"]
-    assert "with the hooks kernels are timed by the host" in told["verdict"]
-    assert "\n" not in told["verdict"]
+    assert doubt in told["summary"]
+    assert "with the hooks kernels are timed by the host" in told["summary"]
+    assert "\n" not in told["summary"]
 
 
 def test_single_bad_readings_are_no_reason_for_doubt(diagnosed: Any) -> None:
@@ -163,18 +164,20 @@ def result(code: int, told: Any, stderr: str = "") -> Result:
 
 
 def test_the_verb_takes_the_images_word() -> None:
-    told = {"trusted": True, "verdict": "device events can be trusted"}
+    told = {"trusted": True, "summary": "device events can be trusted"}
     assert benchdoctor.read(result(0, told)) == told
 
 
 @pytest.mark.parametrize(
     ("done", "error", "line"),
     [
-        (result(1, {"verdict": "device events can't be trusted"}), ClockDoubtful, "device events can't be trusted"),
-        (result(3, {"verdict": "no GPU: torch sees none"}), NoDevice, "no GPU: torch sees none"),
+        (result(1, {"summary": "device events can't be trusted"}), ClockDoubtful, "device events can't be trusted"),
+        (result(3, {"summary": "no GPU: torch sees none"}), NoDevice, "no GPU: torch sees none"),
         (result(64, "", "warmstart: this image is for gfx1201\n"), NoDevice, "this image is for gfx1201"),
         (result(2, "", "python: can't open file\n"), CommandFailed, "can't open file"),
-        (result(0, ""), CommandFailed, "it printed nothing"),
+        (result(0, ""), CommandFailed, "it printed no measurements"),
+        (result(3, {"verdict": "no GPU"}), CommandFailed, "it printed no measurements"),  # of an older image
+        (result(0, "[]"), CommandFailed, "it printed no measurements"),
     ],
 )
 def test_the_verbs_failures(done: Result, error: type[Exception], line: str) -> None:
@@ -182,21 +185,44 @@ def test_the_verbs_failures(done: Result, error: type[Exception], line: str) -> 
         benchdoctor.read(done)
 
 
-def caps(rootless: bool = False, runtime: str = "/usr/bin/crun") -> Capabilities:
-    return Capabilities(
-        buildah="1", podman="5", features=(), rootless=rootless, runtime=runtime, storage="/x", cgroups=2
-    )
+NODES = ("/dev/kfd", "/dev/dri/renderD128")
 
 
-def test_only_the_gpus_devices_are_passed(tmp_path: Path) -> None:
-    assert benchdoctor.devices(caps(), tmp_path) == []
-    (tmp_path / "dev/dri").mkdir(parents=True)
-    for node in ("dev/kfd", "dev/dri/renderD128", "dev/dri/card0", "dev/null"):
-        (tmp_path / node).touch()
-    found = benchdoctor.devices(caps(rootless=True), tmp_path)
-    assert found == ["--device=/dev/kfd", "--device=/dev/dri/renderD128", "--group-add=keep-groups"]
+@pytest.mark.parametrize(
+    ("setting", "options"),
+    [
+        (Setting(image="i", models="/m", selinux=True), []),
+        (Setting(image="i", models="/m", devices=NODES), ["--group-add=keep-groups"]),
+        (
+            Setting(image="i", models="/m", devices=NODES, rootless=False, groups=(44, 105), selinux=True),
+            ["--group-add=44", "--group-add=105", "--security-opt=label=disable"],
+        ),
+    ],
+)
+def test_only_the_gpus_devices_are_passed(setting: Setting, options: list[str]) -> None:
+    assert benchdoctor.devices(setting) == [*(f"--device={node}" for node in setting.devices), *options]
 
 
-def test_groups_go_by_number() -> None:
-    assert benchdoctor.groups(caps(), (44, 105)) == ["--group-add=44", "--group-add=105"]
-    assert benchdoctor.groups(caps(rootless=True, runtime="/usr/bin/runc"), (105,)) == ["--group-add=105"]
+@pytest.mark.parametrize("gpu", [True, False])
+def test_what_is_run_in_the_image(monkeypatch: pytest.MonkeyPatch, gpu: bool) -> None:
+    ran: list[list[str]] = []
+    told = {"trusted": True, "summary": "device events can be trusted"}
+
+    def start(words: list[str], **_: Any) -> Result:
+        ran.append(words)
+        return result(0, told)
+
+    setting = Setting(image="i", models="/m", devices=NODES if gpu else ())
+    monkeypatch.setattr(engine, "inspect", lambda *_: None)
+    monkeypatch.setattr(container, "setting", lambda *_: setting)
+    monkeypatch.setattr(run, "run", start)
+    assert benchdoctor.examine(CAPS, "ref") == told
+    (words,) = ran
+    assert [word for word in words if word.startswith("--device=")] == [f"--device={node}" for node in setting.devices]
+    assert words[-5:] == [
+        "--entrypoint=/opt/warmstart/start",
+        "ref",
+        "/opt/venv/bin/python",
+        "/opt/warmstart/caches/bench_doctor.py",
+        "--json",
+    ]

@@ -15,10 +15,10 @@ CHAIN = (
     "logline phases verify elf archives "
     "registry cachedir seedtiers seedlabels unpack seedfiles seedlayout seedplace seedstore seedmake seeds "
     "offers devicecode standins loopback reuse rehearsed rehearse "
-    "flags presetfiles presets runline presetlist seedverb benchdoctor "
-    "gpus limits need sizes pressure guard "
-    "processes ports hints lease boxes container starts diagnosis follow watchdog stacks startup holders outcome "
-    "stopping preflight engines control watcher gpucheck "
+    "hints flags presetfiles presets runline presetlist seedverb "
+    "processes gpus limits need sizes pressure guard "
+    "ports lease boxes container starts diagnosis follow watchdog stacks startup holders outcome "
+    "stopping preflight engines control watcher gpucheck benchdoctor "
     "findings checks_gpu checks_memory checks_access checks_engine checks_host doctor emit cli options"
 ).split()
 

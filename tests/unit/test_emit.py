@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warmstart import container, emit, presets, runline
+from warmstart import emit, lease, presets, runline
 from warmstart.errors import PresetError, PresetUnfit, UsageError
 from warmstart.presets import Preset
 from warmstart.runline import RunLine, Setting
@@ -133,7 +133,7 @@ def test_quadlet_round_trip() -> None:
     assert box["GroupAdd"] == ["keep-groups"]
     assert box["PublishPort"] == ["127.0.0.1:8123:8000"]
     assert words(box["Label"]) == of(LINE, "label")
-    assert box["ContainerName"] == [container.name(PRESET.name)]
+    assert box["ContainerName"] == [lease.container_name(PRESET.name)]
     assert words(box["PodmanArgs"]) == ["--stop-signal=SIGINT", "--stop-timeout=60"]
     for key in ("NoNewPrivileges", "ReadOnly", "RunInit", "SecurityLabelDisable"):
         assert box[key] == ["true"], key
@@ -229,11 +229,15 @@ def test_llama_swap_round_trip() -> None:
     one = file["models"]["My-model.1"]
     line = runline.make(ROOT, preset, WHERE)
     command = shlex.split(one["cmd"].replace("${PORT}", "8123"))
-    assert command[:5] == ["podman", "run", "--rm", "--replace", f"--name={container.name(preset.name)}"]
+    assert command[:5] == ["podman", "run", "--rm", "--replace", f"--name={lease.container_name(preset.name)}"]
     assert command[5:] == line.words
-    assert shlex.split(one["cmdStop"])[-1] == container.name(preset.name)
+    assert shlex.split(one["cmdStop"])[-1] == lease.container_name(preset.name)
     assert one["proxy"] == "http://127.0.0.1:${PORT}"
     assert int(one["ttl"]) > 0
+
+
+def test_the_health_check_asks_the_port_that_the_server_has() -> None:
+    assert f"http://127.0.0.1:{runline.INSIDE}/health" in emit.data(ROOT).health
 
 
 def test_llama_swap_asks_for_the_name_that_the_server_has() -> None:
@@ -248,6 +252,15 @@ def test_llama_swap_has_macros_of_its_own() -> None:
         emit.llama_swap(ROOT, NOWHERE, [(PRESET, WHERE)])
 
 
+def test_a_secret_is_no_macro_of_llama_swap_and_not_told() -> None:
+    preset = Preset(name="a", model="m", env={"HF_TOKEN": "S3${CRET}"})
+    assert "S3${" not in emit.llama_swap(ROOT, NOWHERE, [(preset, WHERE)])
+    token = msgspec.structs.replace(preset, flags={"chat-template": "${x} hf_S3CRETS3CRET"})
+    with pytest.raises(PresetError, match="macros") as raised:
+        emit.llama_swap(ROOT, NOWHERE, [(token, WHERE)])
+    assert "S3CRET" not in raised.value.message
+
+
 # ---- distrobox ------------------------------------------------------------------------------------------------------
 
 
@@ -256,7 +269,7 @@ def test_distrobox_round_trip() -> None:
     preset = msgspec.structs.replace(PRESET, model="m", env={"A": "b=c,d", "HF_TOKEN": "S3CRET"})
     line = runline.make(ROOT, preset, where)
     text = emit.distrobox(ROOT, NOWHERE, preset, where, "gfx1201")
-    box = unit(text)[container.name(PRESET.name)]
+    box = unit(text)[lease.container_name(PRESET.name)]
     told = box["additional_flags"][0].strip('"').split(" ")
     assert {"--env=A=b=c,d", "--env=HF_TOKEN", "--device=/dev/kfd", "--device=/dev/dri/renderD128"} <= set(told)
     assert {"--group-add=keep-groups", "--shm-size=16g", "--security-opt=label=disable"} <= set(told)
@@ -264,7 +277,7 @@ def test_distrobox_round_trip() -> None:
     assert box["image"] == [where.image]
     parser = configparser.ConfigParser(strict=False, interpolation=None)
     parser.read_string(text)
-    assert parser.sections() == [container.name(PRESET.name)]
+    assert parser.sections() == [lease.container_name(PRESET.name)]
 
 
 @pytest.mark.parametrize("value", ["a b", "a'b", 'a"b', "a$b", "a;b", "a\\b", "a`b`", "a*"])
@@ -359,11 +372,6 @@ def test_what_can_not_be_emitted() -> None:
         emit.emit(ROOT, NOWHERE, "quadlet", ["Qwen3.6-35B-A3B-AWQ"], {}, "gfx942")
     with pytest.raises(PresetError, match="names no model"):
         emit.emit(ROOT, NOWHERE, "quadlet", ["mi200"], {}, "gfx90a")
-
-
-def test_gpus_that_a_preset_takes() -> None:
-    assert emit.count(Preset(name="a")) == 1
-    assert emit.count(Preset(name="a", flags={"tensor-parallel-size": "4", "pipeline-parallel-size": "2"})) == 8
 
 
 def test_every_shipped_preset_can_be_emitted() -> None:

@@ -58,17 +58,7 @@ def test_a_local_version_is_its_release() -> None:
 def test_flags_of_the_hand_kept_file_exist() -> None:
     known = flags.known(ROOT)
     assert known is not None
-    assert flags.hashed(ROOT) <= known.names
     assert set(flags.kept(ROOT).ours) <= known.names
-    assert {
-        "max-model-len",
-        "max-num-seqs",
-        "max-num-batched-tokens",
-        "dtype",
-        "quantization",
-        "tensor-parallel-size",
-    } <= (flags.hashed(ROOT))
-    assert not {"gpu-memory-utilization", "kv-cache-memory-bytes", "port"} & flags.hashed(ROOT)
 
 
 def test_what_is_gone_is_in_no_newer_version() -> None:

@@ -144,6 +144,12 @@ def test_refused_with_the_numbers_and_what_fits(tmp_path: Path) -> None:
     assert raised.value.hint == found.hint
 
 
+def test_by_make_the_advice_is_in_its_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MAKELEVEL", "1")
+    found = judged(tmp_path, "rx7600xt-desktop", HYBRID, {**SMALL, "max-model-len": "64k"})
+    assert found.hint.startswith("ARGS='--set max-model-len=40448' fits")
+
+
 def test_what_is_advised_fits(tmp_path: Path) -> None:
     assert judged(tmp_path, "rx7600xt-desktop", HYBRID, {**SMALL, "max-model-len": "40448"}).fits
     assert not judged(tmp_path, "rx7600xt-desktop", HYBRID, {**SMALL, "max-model-len": "40704"}).fits
@@ -218,19 +224,17 @@ def test_eight_gpus_share_a_model(tmp_path: Path) -> None:
     assert "wants 8 GPUs, and there are 3" in one.reason
 
 
+def test_gpus_that_hold_the_model_each(tmp_path: Path) -> None:
+    plant(tmp_path, "mi300x-8")
+    flags: dict[str, object] = {"tensor-parallel-size": "2", "data-parallel-size": "2"}
+    found = guard.judge(gpus.read(tmp_path)[1:], gpus.memory(tmp_path), DENSE, flags, LIMITS)
+    assert found.parts["weights"] == 8 * GIB
+    assert "wants 4 GPUs" in guard.judge(gpus.read(tmp_path)[:3], gpus.memory(tmp_path), DENSE, flags, LIMITS).reason
+
+
 def test_the_cpu_image(tmp_path: Path) -> None:
-    """18 GiB − 3 for processes − 1.2 GB of weights; KV for 8 sequences of 40,960 tokens, 114,688 bytes each token."""
-    model = Model(
-        weights=1_200_000_000,
-        source="test",
-        context=40_960,
-        hidden=1024,
-        intermediate=3072,
-        vocabulary=151_936,
-        full_layers=28,
-        kv_heads=8,
-        token_values=2 * 8 * 128,
-    )
+    """18 GiB − 3 for processes − 1.2 GB of weights; KV for 8 sequences of 4,096 tokens, 114,688 bytes each token."""
+    model = msgspec.structs.replace(DENSE, weights=1_200_000_000, hidden=1024, intermediate=3072, full_layers=28)
     found = judged(tmp_path, "cpu-only", model, {"max-model-len": "4096"}, None)
     # 3.5 GiB. On this platform KV is told in whole GiB by a variable, which counts before the flag.
     assert found.kv_bytes == 4 * GIB > 8 * 4096 * 114_688
@@ -262,6 +266,9 @@ def test_force_says_what_may_happen(tmp_path: Path) -> None:
     assert "does not fit" in card.notes[0]
     shared = judged(tmp_path, "cpu-only", DENSE, {}, None, force=True)
     assert "stall in swap" in shared.notes[1]
+    # There KV is told by the variable, which counts before the flag: 8 sequences of 32,768 tokens don't fit, one does.
+    assert (shared.flags, shared.env) == ({}, {sizes.KV_SPACE: str(shared.kv_bytes // GIB)})
+    assert shared.kv_bytes == 5 * GIB  # one of 4 GiB and a block, in whole GiB
 
 
 def test_without_a_configuration_kv_is_left_to_vllm(tmp_path: Path) -> None:
@@ -398,13 +405,6 @@ def test_a_broken_file_of_figures(tmp_path: Path) -> None:
     (tmp_path / "arch" / "guard.toml").write_text(text, encoding="utf-8")
     with pytest.raises(ProfileError, match="displays"):
         limits.load(tmp_path)
-
-
-def test_the_sizes_for_people(tmp_path: Path) -> None:
-    shown = guard.text(judged(tmp_path, "rx7600xt-desktop", HYBRID, SMALL))
-    assert "weights" in shown
-    assert "may be used" in shown
-    assert "second copy" not in shown
 
 
 def test_an_apu_without_graphs_is_no_cpu_image(tmp_path: Path) -> None:

@@ -75,6 +75,18 @@ def test_a_folder_of_links_out_of_it(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert raised.value.hint == "name the model instead: --set model=me/tiny"
 
 
+def test_the_cache_that_the_tools_use_needs_no_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("HF_HOME", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    cache = tmp_path / "huggingface" / "hub" / "models--me--tiny"
+    (cache / "snapshots" / "abc").mkdir(parents=True)
+    (cache / "blob").write_text("{}")
+    (cache / "snapshots" / "abc" / "config.json").symlink_to("../../blob")
+    with pytest.raises(PresetError) as raised:
+        presets.usable(presets.Preset(name="p", model=str(cache / "snapshots" / "abc")))
+    assert raised.value.hint == "name the model instead: --set model=me/tiny"
+
+
 def test_links_elsewhere_can_be_copied(tmp_path: Path) -> None:
     (tmp_path / "tiny").mkdir()
     (tmp_path / "config.json").write_text("{}")

@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import socket
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
 
 from tests.hosts import plant
 from tests.unit.test_lease import one
-from warmstart import container, gpus, host, limits, preflight
-from warmstart.engine import ImageInfo
-from warmstart.errors import DeviceHeld, DiskFull, MemoryShort, ModelMissing, PresetUnfit
+from warmstart import container, engine, gpus, host, limits, preflight, profile
+from warmstart.engine import Capabilities, ImageInfo
+from warmstart.errors import DeviceHeld, DiskFull, ImageMissing, MemoryShort, ModelMissing, PresetUnfit
 from warmstart.preflight import Ready
 from warmstart.presets import Preset
 
@@ -193,3 +193,22 @@ def test_a_container_s_options(tmp_path: Path) -> None:
     words = container.options("a/b", tmp_path / "x.log")
     assert "--name=warmstart-a-b" in words
     assert f"--log-opt=path={tmp_path}/x.log" in words
+
+
+def test_the_image_of_an_arch_is_the_one_that_its_profile_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def missing(_: object, ref: str) -> None:
+        asked.append(ref)
+        raise ImageMissing(ref)
+
+    monkeypatch.setattr(engine, "inspect", missing)
+    monkeypatch.setattr(host, "default_arch", lambda **_: ("gfx1151", "by the test"))
+    loaded = profile.load(ROOT, "gfx1151")
+    own = msgspec.structs.replace(loaded.profile.image, repository="registry.example/mine")
+    named = msgspec.structs.replace(loaded.profile, image=own)
+    monkeypatch.setattr(profile, "load", lambda *_: msgspec.structs.replace(loaded, profile=named))
+    with pytest.raises(ImageMissing) as none:
+        preflight.choose(cast(Capabilities, None), ROOT, "Qwen3-0.6B-smoke", {}, force=True)
+    assert asked == ["registry.example/mine:gfx1151"]
+    assert none.value.hint == "`make image ARCH=gfx1151` builds it"

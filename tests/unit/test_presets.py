@@ -255,10 +255,13 @@ def test_a_tombstone_is_refused_with_its_reason() -> None:
     presets.usable(gemma, "gfx1102", force=True)
 
 
-def test_a_preset_without_a_model_asks_for_one() -> None:
+def test_a_preset_without_a_model_asks_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(PresetError, match="names no model"):
         presets.usable(presets.load(ROOT, "smoke-cpu"), "cpu")
     presets.usable(presets.load(ROOT, "smoke-cpu", {"model": "/a/folder"}), "cpu")
+    monkeypatch.setenv("MAKELEVEL", "1")
+    with pytest.raises(PresetError, match="names no model: ARGS='--set model=…'"):
+        presets.usable(presets.load(ROOT, "smoke-cpu"), "cpu")
 
 
 def test_quantising_at_every_start_is_told() -> None:

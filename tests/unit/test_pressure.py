@@ -25,52 +25,52 @@ def run(*readings: tuple[float, float, float, float]) -> State:
 
 
 def test_all_is_well() -> None:
-    assert run((0, 20, 0, 0), (5, 19, 0, 0), (10, 20, 0.2, 0.1)).verdict == "ok"
+    assert run((0, 20, 0, 0), (5, 19, 0, 0), (10, 20, 0.2, 0.1)).level == "ok"
 
 
 def test_a_short_dip_stops_nothing() -> None:
-    assert run((0, 20, 0, 0), (5, 0.8, 0, 0), (9, 20, 0, 0), (60, 20, 0, 0)).verdict == "ok"
+    assert run((0, 20, 0, 0), (5, 0.8, 0, 0), (9, 20, 0, 0), (60, 20, 0, 0)).level == "ok"
 
 
 def test_a_dip_that_lasts_is_warned_about_then_stopped() -> None:
-    assert run((0, 20, 0, 0), (5, 0.8, 0, 0), (11, 0.8, 0, 0)).verdict == "warn"
+    assert run((0, 20, 0, 0), (5, 0.8, 0, 0), (11, 0.8, 0, 0)).level == "warn"
     stopped = run((0, 20, 0, 0), (5, 0.8, 0, 0), (11, 0.8, 0, 0), (20, 0.8, 0, 0))
-    assert stopped.verdict == "stop"
+    assert stopped.level == "stop"
     assert stopped.reason == "only 0.8 GiB of memory is available, for 15 s"
 
 
 def test_between_both_limits_there_is_only_a_warning() -> None:
-    assert run((0, 20, 0, 0), (5, 1.5, 0, 0), (600, 1.5, 0, 0)).verdict == "warn"
+    assert run((0, 20, 0, 0), (5, 1.5, 0, 0), (600, 1.5, 0, 0)).level == "warn"
 
 
 def test_the_last_resort_does_not_wait() -> None:
-    assert run((0, 20, 0, 0), (5, 0.3, 0, 0)).verdict == "stop"
+    assert run((0, 20, 0, 0), (5, 0.3, 0, 0)).level == "stop"
 
 
 def test_growth_counts_from_the_first_reading() -> None:
-    assert run((0, 20, 3, 3), (5, 20, 3.4, 3.4), (60, 20, 3.4, 3.4)).verdict == "ok"
+    assert run((0, 20, 3, 3), (5, 20, 3.4, 3.4), (60, 20, 3.4, 3.4)).level == "ok"
     assert "went to swap" in run((0, 20, 3, 0), (5, 20, 5.5, 0), (21, 20, 5.5, 0)).reason
     assert "2.5 GiB of GTT" in run((0, 20, 0, 3), (5, 20, 0, 5.5), (21, 20, 0, 5.5)).reason
 
 
 def test_a_warning_ends_after_some_calm() -> None:
     warned = ((0, 20, 0, 0), (5, 1.5, 0, 0), (11, 1.5, 0, 0))
-    assert run(*warned, (15, 20, 0, 0), (30, 20, 0, 0)).verdict == "warn"
-    assert run(*warned, (15, 20, 0, 0), (46, 20, 0, 0)).verdict == "ok"
+    assert run(*warned, (15, 20, 0, 0), (30, 20, 0, 0)).level == "warn"
+    assert run(*warned, (15, 20, 0, 0), (46, 20, 0, 0)).level == "ok"
     assert run(*warned, (15, 20, 0, 0), (46, 20, 0, 0)).reason == ""
 
 
 def test_up_and_down_is_no_calm_and_no_stop() -> None:
     wave = [(float(at), 0.8 if at % 20 < 10 else 20.0, 0.0, 0.0) for at in range(5, 300, 5)]
-    assert run((0, 20, 0, 0), *wave).verdict == "warn"
+    assert run((0, 20, 0, 0), *wave).level == "warn"
 
 
 def test_stop_is_final() -> None:
-    assert run((0, 20, 0, 0), (5, 0.3, 0, 0), (100, 20, 0, 0), (200, 20, 0, 0)).verdict == "stop"
+    assert run((0, 20, 0, 0), (5, 0.3, 0, 0), (100, 20, 0, 0), (200, 20, 0, 0)).level == "stop"
 
 
 def test_a_reading_that_failed_changes_nothing() -> None:
-    assert run((0, 20, 0, 0), (5, 0, 0, 0), (60, 0, 0, 0)).verdict == "ok"
+    assert run((0, 20, 0, 0), (5, 0, 0, 0), (60, 0, 0, 0)).level == "ok"
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from warmstart import presets, runline
+from warmstart import presets, profile, runline, volume
 from warmstart.errors import InputError
 from warmstart.presets import Preset
 from warmstart.runline import Setting
@@ -142,6 +142,12 @@ def test_every_flag_has_a_reason_and_every_reason_a_flag() -> None:
     assert all(part.why for part in runline.make(ROOT, preset, GPU).parts)
 
 
+def test_gpus_that_a_preset_takes() -> None:
+    assert runline.count(Preset(name="a")) == 1
+    assert runline.count(Preset(name="a", flags={"tensor-parallel-size": "4", "pipeline-parallel-size": "2"})) == 8
+    assert runline.count(Preset(name="a", flags={"data-parallel-size": "2"})) == 2
+
+
 def test_how_gpus_are_chosen() -> None:
     assert runline.choose([(0, "GPU-a")], 1) == ("", "")
     assert runline.choose([(1, "GPU-b")], 2) == ("ROCR_VISIBLE_DEVICES", "GPU-b")
@@ -150,9 +156,14 @@ def test_how_gpus_are_chosen() -> None:
 
 
 def test_where_models_lie() -> None:
-    assert runline.models_folder({"HOME": "/home/me"}) == "/home/me/.cache/huggingface"
-    assert runline.models_folder({"HOME": "/home/me", "XDG_CACHE_HOME": "/c"}) == "/c/huggingface"
-    assert runline.models_folder({"HOME": "/home/me", "HF_HOME": "/big/hf"}) == "/big/hf"
+    assert presets.models_folder({"HOME": "/home/me"}) == "/home/me/.cache/huggingface"
+    assert presets.models_folder({"HOME": "/home/me", "XDG_CACHE_HOME": "/c"}) == "/c/huggingface"
+    assert presets.models_folder({"HOME": "/home/me", "HF_HOME": "/big/hf"}) == "/big/hf"
+
+
+def test_the_image_looks_for_models_and_caches_where_they_are_mounted() -> None:
+    inside = volume.table(ROOT, profile.load(ROOT, "cpu").profile)
+    assert runline.volumes(TINY, "/m") == [f"{runline.CACHE}:{inside.volume}", f"/m:{inside.models}"]
 
 
 def test_what_is_read_from_a_machine(tmp_path: Path) -> None:

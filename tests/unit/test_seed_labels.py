@@ -150,6 +150,7 @@ def test_tags_tell_seeds_apart() -> None:
 
 def test_flags_have_one_order_and_no_secrets() -> None:
     words = "--max-num-seqs 4 --api-key abc --port=8000 --enforce-eager --max_model_len=1024 -tp 2".split()
+    words += ["--ssl-keyfile-password", "abc", "--hf_token=abc"]
     assert seedlabels.flags(words) == "--enforce-eager --max-model-len=1024 --max-num-seqs=4 --tp=2"
     assert seedlabels.flags(["--sizes", "1", "2", "4"]) == "--sizes=1,2,4"
     assert seedlabels.flags(["--hf-overrides", '{"a": 1}']) == """--hf-overrides='{"a": 1}'"""
@@ -206,7 +207,8 @@ def test_what_is_no_name_in_a_registry(text: str) -> None:
 @pytest.mark.parametrize(
     ("name", "here"),
     [("localhost:5000", True), ("127.0.0.1:5000", True), ("127.1.2.3", True), ("[::1]:5000", True)]
-    + [("registry.example", False), ("10.0.0.1:5000", False), ("localhost.example:5000", False), ("127.0.0.1.example", False)],
+    + [("registry.example", False), ("10.0.0.1:5000", False)]
+    + [("localhost.example:5000", False), ("127.0.0.1.example", False)],
 )
 def test_only_a_registry_on_loopback_may_speak_plainly(name: str, here: bool) -> None:
     assert registry.on_loopback(Ref(name, "seeds")) is here

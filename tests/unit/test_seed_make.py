@@ -41,7 +41,7 @@ EPOCH = 1_700_000_000
 def take(key: Path, stage: Path, *tiers: str, cu: int = 0) -> Taken:
     stage.mkdir()
     with cachedir.opened(key) as folder:
-        return seedfiles.take(folder, KEY, tiers or seedtiers.TIERS, cu, stage)
+        return seedfiles.take(folder, f"/cache/{KEY}", tiers or seedtiers.TIERS, cu, stage)
 
 
 def written(folder: Path, taken: Taken, facts: seedlabels.Facts = FACTS) -> Image:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import importlib
 import json
 import os
 import stat
@@ -14,7 +15,9 @@ import pytest
 
 from tests import seed_cache
 from tests.seed_cache import FACTS, KEY, name
-from warmstart import cachedir, seedfiles, seedlabels, seedlayout, seedplace, seedtiers
+from tests.unit import starting
+from tests.unit.test_seed_make import CAPS
+from warmstart import cachedir, run, seedfiles, seedlabels, seedlayout, seedplace, seedtiers
 from warmstart.errors import Busy, DiskFull, InputError, NothingToSeed, SeedDamaged, SeedUnsafe, WarmstartError
 from warmstart.seedlayout import Image
 from warmstart.seedplace import Placed
@@ -32,7 +35,7 @@ def made(tmp_path: Path, facts: seedlabels.Facts) -> Path:
     key, stage = seed_cache.cache(tmp_path / "source" / KEY), tmp_path / "stage"
     stage.mkdir()
     with cachedir.opened(key) as folder:
-        taken = seedfiles.take(folder, KEY, facts.tiers, facts.cu, stage)
+        taken = seedfiles.take(folder, f"/cache/{KEY}", facts.tiers, facts.cu, stage)
     seedlayout.write(tmp_path / "layout", facts, taken.copies, 1_700_000_000)
     return tmp_path / "layout"
 
@@ -256,6 +259,7 @@ def test_the_processor_is_noted(tmp_path: Path, layout: Path) -> None:
     place(tmp_path / "cache", layout)
     told = json.loads(host.read_text())
     assert told == {"schema": 1, "cpu": ["avx2", "avx512f", "sse2"], "gpus": [{"arch": "gfx1151", "cu": 40}]}
+    assert stat.S_IMODE(host.stat().st_mode) == 0o666  # the next start, of whatever user, adds what it compiles for
     for damaged in ("{", "[" * 100_000):
         host.write_text(damaged)
         place(tmp_path / "cache", layout)
@@ -322,18 +326,43 @@ def test_what_came_meanwhile_stays_unless_it_is_a_leftover(
 
 @pytest.mark.parametrize("place", ["name with space", "-x", ""])
 def test_neither_a_volume_nor_a_folder(place: str) -> None:
-    from tests.unit.test_seed_make import CAPS
-
     with pytest.raises(WarmstartError):
         cachedir.locate(CAPS, place)
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
-    from tests.unit.test_seed_make import CAPS
-
     with pytest.raises(NothingToSeed):
         cachedir.locate(CAPS, f"{tmp_path}/none")
     assert cachedir.locate(CAPS, f"{tmp_path}/new", make=True).is_dir()
+
+
+def test_a_dry_run_never_takes_the_working_directory_for_a_volume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(seed_cache.cache(tmp_path / KEY).parent)
+    monkeypatch.setattr(run.recorder, "on", True)
+    monkeypatch.setattr(run.recorder, "commands", [])
+    monkeypatch.setattr(cachedir, "_mountpoint", lambda *_: "")
+    assert cachedir.locate(CAPS, "none", make=True) == Path(CAPS.storage) / "volumes/none/_data"
+    with pytest.raises(NothingToSeed, match="there is no volume none"):
+        cachedir.locate(CAPS, "none")
+
+
+def test_the_image_has_the_same_words_for_its_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The image can't import what the host has, nor the other way round."""
+    start = starting.load(tmp_path, monkeypatch)
+    key, volume = start.parts["start_key"], start.parts["start_volume"]
+    assert (key.HOLD, key.HOST, key.OPEN) == (cachedir.HOLD, seedplace.HOST, cachedir.OPEN)
+    assert volume.KEY.pattern == cachedir.KEY
+    old = os.umask(0)  # the entry point's
+    key.make(tmp_path / "made")
+    os.umask(old)
+    assert stat.S_IMODE((tmp_path / "made").stat().st_mode) == cachedir.MODE
+    flags = key.cpu_flags(start.volume["cpu_flags"])
+    assert flags == ["avx2", "sse4_2"]
+    assert seedlabels.processor(start.volume["cpu_flags"], tmp_path / "cpuinfo") == tuple(flags)
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "sitecustomize"))
+    assert importlib.import_module("warmstart_whole").INDEX == seedfiles.GROUP
 
 
 def test_an_image_is_judged_before_its_layer(layout: Path) -> None:

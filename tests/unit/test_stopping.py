@@ -8,11 +8,12 @@ from typing import cast
 import pytest
 
 from tests.unit.test_engines import box, place, podman_lists, running
-from warmstart import container, control, engines, lease, stopping
+from warmstart import container, control, engines, holders, lease, runline, stopping
 from warmstart.engine import Capabilities
-from warmstart.errors import NoEngine
+from warmstart.errors import Interrupted, NoEngine
 
 __all__ = ["place"]  # the fixture
+ROOT = Path(__file__).parents[2]
 CAPS = cast(Capabilities, None)  # what would need it is replaced
 
 
@@ -36,10 +37,28 @@ def test_the_lease_says_that_it_is_being_stopped(
     podman_lists(monkeypatch, tmp_path)
     lease.take(place, running("a", state="ready", devices=("0",)), {})
     lease.take(place, mine := running("b"), {})
-    assert stopping.down(tmp_path, CAPS, "a") == ["a"]
+    assert stopping.down(ROOT, tmp_path, CAPS, "a") == ["a"]
     stopping.undo(CAPS, place, mine)
-    assert stopped == [f"warmstart-a stopping {container.GRACE}", f"warmstart-b stopping {stopping.SHORT}"]
+    long = runline.data(ROOT).stop_seconds  # what the container itself was given
+    assert stopped == [f"warmstart-a stopping {long}", f"warmstart-b stopping {stopping.SHORT}"]
     assert lease.read(place) == ()
+
+
+def test_ctrl_c_while_memory_comes_back_starts_services_again(
+    tmp_path: Path, place: Path, stopped: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> int:
+        raise Interrupted("stopped")
+
+    started: list[str] = []
+    monkeypatch.setattr(holders, "drained", interrupted)
+    monkeypatch.setattr(holders, "start", started.append)
+    podman_lists(monkeypatch, tmp_path)
+    one = running("a", devices=("0000:03:00.0",), before={"0000:03:00.0": 1}, stopped=("llama.service",))
+    lease.take(place, one, {})
+    with pytest.raises(Interrupted):
+        stopping.down(ROOT, tmp_path, CAPS)
+    assert (len(stopped), started, lease.read(place)) == (1, ["llama.service"], ())
 
 
 def test_down_takes_what_a_failed_start_left(
@@ -47,10 +66,10 @@ def test_down_takes_what_a_failed_start_left(
 ) -> None:
     podman_lists(monkeypatch, tmp_path)
     with pytest.raises(NoEngine):
-        stopping.down(tmp_path, CAPS)
+        stopping.down(ROOT, tmp_path, CAPS)
     podman_lists(monkeypatch, tmp_path, box("a", name="other-name"))
-    assert stopping.down(tmp_path, CAPS) == ["a"]
-    assert stopping.down(tmp_path, CAPS, "a") == ["a"]
+    assert stopping.down(ROOT, tmp_path, CAPS) == ["a"]
+    assert stopping.down(ROOT, tmp_path, CAPS, "a") == ["a"]
     assert stopped == [f"other-name ended {stopping.SHORT}"] * 2
 
 

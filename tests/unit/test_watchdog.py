@@ -25,10 +25,10 @@ def reading(at: float, *found: Process, **facts: Any) -> Reading:
 
 
 def test_a_compiler_that_runs() -> None:
-    verdict = classify(reading(0), reading(5, process(), process(11, "cc1plus", cpu=4.9)))
-    assert verdict.kind == "compiles"
-    assert "cc1plus" in verdict.evidence
-    assert "1.0 cores" in verdict.evidence
+    told = classify(reading(0), reading(5, process(), process(11, "cc1plus", cpu=4.9)))
+    assert told.kind == "compiles"
+    assert "cc1plus" in told.evidence
+    assert "1.0 cores" in told.evidence
 
 
 @pytest.mark.parametrize(
@@ -59,9 +59,9 @@ def test_a_cache_that_grows() -> None:
 
 
 def test_a_busy_gpu() -> None:
-    verdict = classify(reading(0, gpu_busy=0), reading(5, process(cpu=0.2), gpu_busy=97))
-    assert verdict.kind == "benches"
-    assert "97 %" in verdict.evidence
+    told = classify(reading(0, gpu_busy=0), reading(5, process(cpu=0.2), gpu_busy=97))
+    assert told.kind == "benches"
+    assert "97 %" in told.evidence
 
 
 def test_disk_and_network() -> None:
@@ -77,9 +77,9 @@ def test_processor_time_without_any_of_that() -> None:
 
 
 def test_nothing_at_all() -> None:
-    verdict = classify(reading(0, process(cpu=50.0), gpu_busy=0), reading(5, process(cpu=50.05), gpu_busy=0))
-    assert verdict.kind == "hangs"
-    assert "GPU 0 % busy" in verdict.evidence
+    told = classify(reading(0, process(cpu=50.0), gpu_busy=0), reading(5, process(cpu=50.05), gpu_busy=0))
+    assert told.kind == "hangs"
+    assert "GPU 0 % busy" in told.evidence
     assert classify(reading(0), Reading(at=5, processes=())).kind == "gone"
 
 
