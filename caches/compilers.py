@@ -57,7 +57,7 @@ def compiled(kernel: Any, spec: str, target: Any) -> "dict[str, Any]":
 
 
 def most() -> int:
-    """How many processes may compile at the same time; each takes up to half a GiB."""
+    """How many processes may compile at the same time: half a GiB of free memory is reckoned for each."""
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:
             free = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")) >> 19
@@ -79,8 +79,6 @@ def in_c(kernel: Any, target: Any) -> int:
             return 0
         getattr(module, launcher)(kernel.src, kernel.metadata)
         getattr(module, utilities)()
-    except BaseException as problem:
-        if isinstance(problem, KeyboardInterrupt):
-            raise
+    except (Exception, SystemExit):
         return 0
     return 1

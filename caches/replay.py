@@ -32,9 +32,6 @@ SCHEMA = 1
 UNSET = ("TRITON_CACHE_MANAGER", "WARMSTART_RECORD", "WARMSTART_START", "TRITON_ALWAYS_COMPILE")
 
 
-Task = tuple[Any, str, str, str]  # a kernel, its name, Triton's specialisation, the recorded key
-
-
 class ReplayError(Exception):
     """Why nothing can be replayed, in one line."""
 
@@ -98,7 +95,7 @@ class Replay:
             for ban in self.bans
         )
 
-    def tasks(self, group: "dict[str, Any]", target: Any) -> "list[Task]":
+    def tasks(self, group: "dict[str, Any]", target: Any) -> "list[compilers.Task]":
         """What is to be compiled of one kernel."""
         what = f"{group['module']}.{group['kernel']}"
         try:
@@ -107,7 +104,7 @@ class Replay:
             self.skip(f"{what}, {len(group['variants'])} variants", problem)
             return []
         names = [parameter.name for parameter in kernel.params]
-        found: list[Task] = []
+        found: list[compilers.Task] = []
         for number, (constants, options, key) in enumerate(group["variants"]):
             keys = group["spec"]["constant_keys"]
             values = {names[k[0]]: v for k, v in zip(keys, constants, strict=True) if len(k) == 1}
@@ -244,11 +241,11 @@ def replay(
 
 
 def read_bans(file: Path) -> "list[dict[str, Any]]":
-    """The bans of a file; none when it is not there."""
-    if not file.exists():
-        return []
-    with file.open("rb") as data:
-        return list(tomllib.load(data).get("ban", []))
+    """The bans of a file; raises ReplayError."""
+    try:
+        return list(tomllib.loads(file.read_text(encoding="utf-8")).get("ban", []))
+    except (OSError, ValueError) as problem:
+        raise ReplayError(f"no bans from {file}: {problem}") from problem
 
 
 def main(arguments: "list[str] | None" = None) -> int:

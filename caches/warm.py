@@ -5,7 +5,7 @@
 
 Runs inside an image, with the caches that are mounted there. --second: the first start was made before, on the same
 volume with the same flags. Prints one JSON object on stdout. Ends with 0: warm, 1: not warm, 2: wrong use, 3: a server
-did not start. Standard library only.
+did not start, 130: interrupted. Standard library only.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 HOME = HERE.parent  # /opt/warmstart
-EXIT_COLD, EXIT_USE, EXIT_NO_SERVER = 1, 2, 3
+EXIT_COLD, EXIT_NO_SERVER, EXIT_INTERRUPTED = 1, 3, 130
 STOP_LIMIT = 60.0  # seconds for a server to end after SIGINT
 TAIL = 3000  # characters of a log that are shown of a server that does not start
 CAUSE = re.compile(r"^.*?\b(\w+(?:Error|Exception): .{1,300})$", re.MULTILINE)  # the first stands far above the end
@@ -60,11 +60,8 @@ def main(argv: Sequence[str]) -> int:
                 starts.append(start(command, Path(work), "first", options))
             before = snapshot(caches)
             aot = aot_expected(starts, caches, command)
-            starts.append(
-                start(command, Path(work), "second", options, VLLM_FORCE_AOT_LOAD="1")
-                if aot
-                else start(command, Path(work), "second", options)
-            )
+            more = {"VLLM_FORCE_AOT_LOAD": "1"} if aot else {}
+            starts.append(start(command, Path(work), "second", options, **more))
         except NoServer as problem:
             print(problem, file=sys.stderr)
             return EXIT_NO_SERVER
@@ -103,6 +100,7 @@ def start(command: Sequence[str], work: Path, name: str, options: argparse.Names
     if options.record:
         env["WARMSTART_RECORD"] = options.record
     port = free_port()
+    say(f"{name} start, {options.limit:.0f} s at most")
     words = [str(HOME / "start"), "vllm", "serve", *command, "--host", "127.0.0.1", "--port", str(port)]
     began = time.monotonic()
     with open(log, "wb") as output:
@@ -110,6 +108,7 @@ def start(command: Sequence[str], work: Path, name: str, options: argparse.Names
     try:
         wait(server, port, began + options.limit, log)
         seconds = time.monotonic() - began
+        say(f"{name} start: {seconds:.1f} s; asking")
         answers = ask(port)
     finally:
         code = stop(server)
@@ -122,6 +121,11 @@ def start(command: Sequence[str], work: Path, name: str, options: argparse.Names
         "kept": all(event["kept"] for event in counted if event["event"] == "start"),
         "log": log.read_text(encoding="utf-8", errors="replace"),
     }
+
+
+def say(line: str) -> None:
+    """A line on stderr: a start takes minutes, and stdout is for the outcome."""
+    print(f"warm.py: {line}", file=sys.stderr, flush=True)
 
 
 def free_port() -> int:
@@ -262,4 +266,8 @@ def judge(second: dict[str, Any], differing: Sequence[str], aot: bool) -> list[s
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:  # by now the server is stopped
+        say("interrupted")
+        sys.exit(EXIT_INTERRUPTED)

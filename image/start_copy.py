@@ -21,11 +21,13 @@ def copy(key: Path, parts: list[str], *, full: bool = True) -> Path | None:
         start_key.make_all(own, parts)
         for name in [start_key.HOST, *parts] if full else []:
             take(key / name, own / name)
-    except (OSError, RecursionError):  # shutil.Error is an OSError
+    except BaseException as problem:  # Ctrl-C as well
         if where:
             with suppress(RecursionError):
                 shutil.rmtree(where, ignore_errors=True)
-        return None
+        if isinstance(problem, (OSError, RecursionError)):  # shutil.Error is an OSError
+            return None
+        raise
     return own
 
 

@@ -13,7 +13,6 @@ process goes on in a directory of its own below the temporary one, and the volum
 """
 
 import atexit
-import contextlib
 import errno
 import importlib
 import json
@@ -21,11 +20,11 @@ import os
 import shutil
 import tempfile
 import threading
-import uuid
 from typing import Any
 
+import warmstart_files as files  # type: ignore[import-not-found] # beside this file
 from triton.runtime.cache import FileCacheManager  # type: ignore[import-not-found]
-from warmstart_whole import INDEX, is_verdict, is_whole, whole_group  # type: ignore[import-not-found] # beside this file
+from warmstart_whole import INDEX, is_verdict, is_whole, whole_group  # type: ignore[import-not-found]
 
 VERDICT = ".autotune.json"
 UNWRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT)
@@ -207,31 +206,9 @@ def write(path: str, data: bytes) -> str:
 
 def write_once(path: str, data: bytes) -> str:
     """As write."""
-    folder, name = os.path.split(path)
-    make(folder)
-    # A name of its own beside the real one, because others may write the same file at the same time.
-    partial = os.path.join(folder, f"{name[:100]}.tmp.{os.getpid()}.{uuid.uuid4().hex}")
-    try:
-        with open(partial, "wb") as file:
-            file.write(data)
-        os.replace(partial, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(partial)
-        raise
+    files.make(os.path.dirname(path))
+    files.put(path, data)
     return path
-
-
-def make(folder: str) -> None:
-    """Make a folder, open to any UID where the one above it is, as the entry point makes them; raises OSError."""
-    if os.path.isdir(folder):
-        return
-    above = os.path.dirname(folder)
-    make(above)
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(folder)
-        if os.stat(above).st_mode & 0o002:
-            os.chmod(folder, 0o1777)
 
 
 def remove_at_exit(folder: str) -> None:

@@ -18,12 +18,16 @@ off: set[int] = set()  # processes that could not write; for them it is over
 
 
 def emit(event: str, **facts: Any) -> None:
-    """Add an event to the record. Opened each time: what a forked process closes and opens itself is not ours."""
+    """Add an event to the record. Opened each time: what a forked process closes and opens itself is not ours.
+
+    A pipe of the user's that nobody reads is not waited for.
+    """
     if os.getpid() in off:
         return
     try:
         line = json.dumps({"event": event, "pid": os.getpid(), "t": time.time(), **facts}) + "\n"
-        fd = os.open(os.environ["WARMSTART_START"], os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
+        fd = os.open(os.environ["WARMSTART_START"], flags, 0o666)
         try:
             os.write(fd, line.encode())  # one write, so that lines of several processes are never mixed
         finally:

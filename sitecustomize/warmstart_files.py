@@ -3,6 +3,7 @@
 Links are followed, because a private copy of a volume that can't be written links to the large files of it.
 """
 
+import contextlib
 import errno
 import json
 import os
@@ -31,14 +32,28 @@ def read_json(path: str) -> Any:
         return None
 
 
-def put(path: str, text: str) -> None:
+def make(folder: str) -> None:
+    """Make a folder, open to any UID where the one above it is, as the entry point makes them; raises OSError."""
+    if os.path.isdir(folder):
+        return
+    above = os.path.dirname(folder)
+    make(above)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(folder)
+        if os.stat(above).st_mode & 0o002:
+            os.chmod(folder, 0o1777)
+
+
+def put(path: str, data: bytes) -> None:
     """Write a file, whole at any moment and through no link; raises OSError."""
-    part = f"{path}.{os.urandom(8).hex()}"  # a name that nobody can have put a link at
+    folder, name = os.path.split(path)
+    # Beside it, under a name that no other writer has, and at which nobody can have put a link.
+    part = os.path.join(folder, f"{name[:100]}.tmp.{os.urandom(8).hex()}")
     try:
-        with open(part, "x", encoding="utf-8") as file:
-            file.write(text)
+        with open(part, "xb") as file:
+            file.write(data)
         os.replace(part, path)
-    except OSError:
-        if os.path.lexists(part):
+    except BaseException:
+        with contextlib.suppress(OSError):
             os.unlink(part)
         raise

@@ -40,7 +40,7 @@ READ_ONCE = tuple(
 )
 DEVICES = ("/dev/kfd", "/dev/nvidia-uvm", "/dev/dxg")  # open in a process whose HIP or CUDA has begun
 FORCE = "force"  # of WARMSTART_HOOK_FORK: for measuring where libraries that images lack have threads (pyarrow)
-RECORD = "warmstart_helper.json"  # in VLLM_CACHE_ROOT: variables and modules of a worker that had to be spawned
+KEPT = "warmstart_helper.json"  # in VLLM_CACHE_ROOT: variables and modules of a worker that had to be spawned
 PROGRAM = "import sys; sys.path[:] = {path!r}; import warmstart_forker; warmstart_forker.begin({fd})"
 
 
@@ -64,7 +64,7 @@ def begin_early(module: Any) -> None:
         return
     importlib.import_module("warmstart_forker").find_title()
     first.env = dict(os.environ)
-    found = recorded()
+    found = kept()
     if not found or len(os.sched_getaffinity(0)) < 2 or overridden(found["env"]):
         return
     env = {name: value for name, value in {**first.env, **found["env"]}.items() if value is not None}
@@ -78,7 +78,7 @@ def begin_early(module: Any) -> None:
 
 
 def overridden(env: "dict[str, str | None]") -> bool:
-    """Whether the user now sets one of the recorded variables otherwise: modules may have read it when imported.
+    """Whether the user now sets one of the kept variables otherwise: modules may have read it when imported.
 
     Those of READ_ONCE and vLLM's own are compared when a process is asked for.
     """
@@ -120,7 +120,7 @@ def channel() -> tuple[socket.socket, socket.socket]:
 
 
 def unsafe() -> bool:
-    """Whether this process can't be forked safely; told in the start's record, because vLLM's own way is silent."""
+    """Whether this process can't be forked safely; told in the start record, because vLLM's own way is silent."""
     if os.environ.get("WARMSTART_HOOK_FORK") == FORCE:
         return False
     why = "it has opened the GPU" if opened_devices() else "" if alone() else "it has threads"
@@ -184,7 +184,7 @@ class Process(context.SpawnProcess):
                     forget(one)  # it has ended, or does not answer
                     why = f"{type(problem).__name__}: {problem}"
         with contextlib.suppress(Exception):
-            record(process)
+            keep(process)
         popen = popen_spawn_posix.Popen(process)
         note("spawn", name=process.name, child=popen.pid, why=why)
         return popen
@@ -219,18 +219,18 @@ def unfit(process: Any, one: Helper) -> str:
     return f"changed since: {', '.join(sorted(names))}" if names else ""
 
 
-# ---- the records ---------------------------------------------------------------------------------------------------
-def recorded() -> Any:
-    """Variables (None: removed) and modules of the worker that was spawned the last time; None without a record."""
+# ---- kept for the next start, and told of this one -------------------------------------------------------------------
+def kept() -> Any:
+    """Variables (None: removed) and modules of the worker that was spawned the last time; None when nothing is kept."""
     try:
-        found = files.read_json(os.path.join(os.environ["VLLM_CACHE_ROOT"], RECORD))
+        found = files.read_json(os.path.join(os.environ["VLLM_CACHE_ROOT"], KEPT))
         right = all(value is None or isinstance(value, str) for value in found["env"].values())
         return found if right and all(isinstance(name, str) for name in found["modules"]) else None
     except (KeyError, TypeError, AttributeError):
         return None
 
 
-def record(process: Any) -> None:
+def keep(process: Any) -> None:
     """Keep what vLLM changed in the environment of a worker, and which modules it begins with."""
     config = process._kwargs.get("vllm_config")
     if not process.name.endswith("Worker-0") or config is None or not first.env:
@@ -243,12 +243,12 @@ def record(process: Any) -> None:
         if sys.modules["vllm.platforms"].current_platform.is_cpu():  # elsewhere a model's module can open the GPU
             models = sys.modules["vllm.model_executor.models.registry"].ModelRegistry.models
             modules.append(models[config.model_config.architecture].module_name)
-    if recorded() != (found := {"env": env, "modules": modules}):
-        files.put(os.path.join(os.environ["VLLM_CACHE_ROOT"], RECORD), json.dumps(found, indent=1))
+    if kept() != (found := {"env": env, "modules": modules}):
+        files.put(os.path.join(os.environ["VLLM_CACHE_ROOT"], KEPT), json.dumps(found, indent=1).encode())
 
 
 def note(event: str, **facts: object) -> None:
-    """Append to the record of this start, where there is one."""
+    """Append to the start record, where there is one."""
     if os.environ.get("WARMSTART_START"):
         with contextlib.suppress(Exception):
             importlib.import_module("warmstart_count").emit(event, **facts)

@@ -107,6 +107,6 @@ def describe(folder: str, event: dict[str, Any]) -> str:
     name = hashlib.sha256(text.encode()).hexdigest()[:32] + ".json"
     path = os.path.join(folder, name)
     if not os.path.exists(path):
-        os.makedirs(folder, mode=0o777, exist_ok=True)
-        files.put(path, text)
+        files.make(folder)
+        files.put(path, text.encode())
     return name

@@ -278,7 +278,8 @@ def markdown() -> str:
         f"| code | error | meaning |\n|---|---|---|\n{rows}\n\n"
         "`make` itself always ends with 2; these are the codes of `.venv/bin/python build.py`. An image's entry point "
         "ends\nwith 64 for a machine without a GPU of the image's arch, 65 where there is no place for caches, "
-        "127 for a command\nthat is not there, else with the code of the command.\n"
+        "127 for a command\nthat is not there, 130 by Ctrl-C before the command began, "
+        "else with the code of the command.\n"
     )
 
 

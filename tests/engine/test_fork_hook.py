@@ -18,6 +18,8 @@ from typing import Any
 
 import pytest
 
+from warmstart import processes
+
 HOOKS = Path(__file__).parents[2] / "sitecustomize"
 SYSTEM_UTILS = """
 import multiprocessing, os
@@ -167,7 +169,7 @@ def record(tmp_path: Path) -> Path:
 
 
 def events(tmp_path: Path) -> list[tuple[str, str]]:
-    """What the start's record says of processes: (event, name), or of a helper that may not be: (event, why)."""
+    """What the start record says of processes: (event, name), or of a helper that may not be: (event, why)."""
     lines = record(tmp_path).read_text().splitlines() if record(tmp_path).exists() else []
     found = [json.loads(line) for line in lines]
     return [(event["event"], event.get("name") or event["why"]) for event in found if event["event"] != "import"]
@@ -312,12 +314,11 @@ print(json.dumps([os.getpid(), told(context, target="engine", executor_class=vll
 def test_another_program_than_python_starts_it(serve: Serve, tmp_path: Path) -> None:
     """vLLM pins processes to NUMA nodes by a program that starts Python."""
     program = """
-wrapper = "/tmp/wrapper-%d" % os.getpid()
+wrapper = os.path.abspath("wrapper")
 with open(os.open(wrapper, os.O_CREAT | os.O_WRONLY, 0o755), "w") as text:
     text.write("#!/bin/sh\\nT_WRAPPED=1 exec %s \\"$@\\"\\n" % sys.executable)
 multiprocessing.spawn.set_executable(wrapper)
-seen = told(context); os.unlink(wrapper)
-print(json.dumps([os.getpid(), seen]))
+print(json.dumps([os.getpid(), told(context)]))
 """
     pid, seen = serve(program)
     assert seen["env"] == {"T_WRAPPED": "1"}
@@ -412,34 +413,14 @@ print(json.dumps([os.getpid(), first, told(context)["ppid"]]))
 
 def descendants(pid: int) -> set[int]:
     """Processes below one."""
-    found: dict[int, list[int]] = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdecimal():
-            try:
-                fields = Path("/proc", entry, "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            found.setdefault(int(fields[1]), []).append(int(entry))
-    below, look = set(), [pid]
-    while look:
-        for child in found.get(look.pop(), []):
-            below.add(child)
-            look.append(child)
-    return below
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    return {process.pid for process in processes.tree(pid)} - {pid}
 
 
 def all_end(pids: set[int], seconds: float = 20) -> bool:
     until = time.monotonic() + seconds
-    while any(alive(pid) for pid in pids) and time.monotonic() < until:
+    while any(map(processes.began, pids)) and time.monotonic() < until:
         time.sleep(0.05)
-    return not any(alive(pid) for pid in pids)
+    return not any(map(processes.began, pids))
 
 
 WAIT = """
@@ -463,7 +444,7 @@ def test_ctrl_c_ends_the_server_and_the_helper_after_it(start: Callable[..., sub
         os.kill(pid, signal.SIGINT)  # as a terminal does to all of them
         os.kill(pid, signal.SIGTERM)
     time.sleep(0.3)
-    assert alive(engine)
+    assert processes.began(engine)
     assert server.poll() is None
     server.send_signal(signal.SIGINT)
     assert server.stdout.readline() == "True\n"
@@ -478,12 +459,10 @@ def test_a_helper_that_still_imports_ends_with_the_server(
     for name in ("v1", "v1/engine"):
         (package / name).mkdir()
         (package / name / "__init__.py").write_text("")
-    (package / "v1/engine/core.py").write_text("import time; time.sleep(20)\n")
-    began = time.monotonic()
+    (package / "v1/engine/core.py").write_text("import time; time.sleep(300)\n")
     server = start("sys.exit('no such model')")
-    _, err = server.communicate(timeout=15)
+    _, err = server.communicate(timeout=60)
     assert err == "no such model\n"
-    assert time.monotonic() - began < 10
 
 
 def test_nothing_outlives_a_killed_server(start: Callable[..., subprocess.Popen[str]]) -> None:
@@ -525,13 +504,13 @@ def test_what_a_worker_needed_is_imported_by_a_second_helper(serve: Serve, tmp_p
     assert seen["loaded_by"] != pid  # by a Python that had the variables from the start
     assert events(tmp_path) == [("spawn", "VllmWorker-0"), ("fork", "VllmWorker-0")]
     pid, seen = serve(WORKER.replace('AFFINITY="0"', 'AFFINITY="1"'), **secret)
-    assert seen["ppid"] == pid  # another machine: the record is made anew
+    assert seen["ppid"] == pid  # another machine: it is kept anew
     assert json.loads(kept.read_text())["env"]["GOMP_CPU_AFFINITY"] == "1"
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="it is worth a second processor")
 def test_what_the_user_sets_otherwise_now_stands(serve: Serve, tmp_path: Path, package: Path) -> None:
-    """A module reads a variable when it is imported: no helper that imported it under the recorded value is asked."""
+    """A module reads a variable when it is imported: no helper that imported it under the kept value is asked."""
     reads = WORK.replace('"parent": parent.pid', '"parent": parent.pid, "endpoint": ENDPOINT')
     (package / "work.py").write_text(reads + "ENDPOINT = os.environ.get('HF_ENDPOINT')\n")
     env = {"OMP_NUM_THREADS": "1", "GOMP_CPU_AFFINITY": "0", "VLLM_LATE": "1", "HF_ENDPOINT": "old"}
@@ -549,7 +528,7 @@ def test_a_models_module_is_not_imported_beside_a_gpu(serve: Serve, tmp_path: Pa
     assert json.loads((tmp_path / "warmstart_helper.json").read_text())["modules"][-1] == "vllm.work"
 
 
-def test_a_record_that_is_a_pipe_is_none(serve: Serve, tmp_path: Path) -> None:
+def test_a_pipe_in_the_place_of_what_is_kept_is_not_waited_for(serve: Serve, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "warmstart_helper.json")
     pid, seen = serve(TELL)
     assert seen["loaded_by"] == pid
@@ -558,7 +537,7 @@ def test_a_record_that_is_a_pipe_is_none(serve: Serve, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", '{"env": 1, "modules": []}', '{"env": {"A": 1}, "modules": []}', "[" * 100000]
 )
-def test_a_broken_record_is_none(serve: Serve, tmp_path: Path, text: str) -> None:
+def test_what_is_kept_may_be_broken(serve: Serve, tmp_path: Path, text: str) -> None:
     (tmp_path / "warmstart_helper.json").write_text(text)
     pid, seen = serve(TELL)
     assert seen["loaded_by"] == pid

@@ -17,7 +17,7 @@ import pytest
 import testinfra
 from testinfra.host import Host
 
-from tests.image.server import Server, serve, tiny_model
+from tests.image.server import Server, ready, tiny_model
 from warmstart import run
 from warmstart.cuts import VENV
 from warmstart.plan import Plan
@@ -86,12 +86,10 @@ def model(image: str) -> Iterator[str]:
 def server(image: str, model: str) -> Iterator[Server]:
     """The first start, with an empty cache volume."""
     cache = f"warmstart-cache-{os.getpid()}"
-    running = serve(image, model, cache)
     try:
-        running.wait()
-        yield running
+        with ready(image, model, cache) as running:
+            yield running
     finally:
-        run.run(["podman", "rm", "--force", "--time", "5", running.container], ok=(0, 1))
         run.run(["podman", "volume", "rm", "--force", cache])
 
 

@@ -78,8 +78,10 @@ def tiny_model(image: str) -> Iterator[str]:
         + ["--volume", f"{script}:/tiny_model.py:ro", "--entrypoint", "/opt/venv/bin/python", image]
         + ["/tiny_model.py", "/models/tiny"]
     )
-    yield volume
-    run.run(["podman", "volume", "rm", "--force", volume])
+    try:
+        yield volume
+    finally:
+        run.run(["podman", "volume", "rm", "--force", volume])
 
 
 def serve(image: str, model: str, cache: str, *, options: Sequence[str] = (), flags: Sequence[str] = ()) -> Server:
@@ -92,6 +94,19 @@ def serve(image: str, model: str, cache: str, *, options: Sequence[str] = (), fl
         + [image, "/models/tiny", *FLAGS, *flags]
     ).stdout.strip()
     return Server(container, port, cache)
+
+
+@contextmanager
+def ready(
+    image: str, model: str, cache: str, *, options: Sequence[str] = (), flags: Sequence[str] = ()
+) -> Iterator[Server]:
+    """A server as `serve` starts it, once it is ready; its container is gone afterwards, its cache volume is not."""
+    server = serve(image, model, cache, options=options, flags=flags)
+    try:
+        server.wait()
+        yield server
+    finally:
+        run.run(["podman", "rm", "--force", "--time", "5", server.container], ok=(0, 1))
 
 
 def stop(server: Server) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.image.conftest import planned_arch
-from tests.image.server import PROMPT, Server, completion, serve, stop, tiny_model
+from tests.image.server import PROMPT, Server, completion, ready, stop
 from warmstart import run
 
 if (arch := planned_arch()) not in {"", "cpu"}:
@@ -50,20 +50,15 @@ def inside(server: Server, command: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def starts(image: str) -> Iterator[list[Seen]]:
+def starts(image: str, model: str) -> Iterator[list[Seen]]:
     """As vLLM starts its processes, the first start with the hook, the second."""
     cache = f"warmstart-cache-{os.getpid()}-imports"
     found = []
     try:
-        with tiny_model(image) as model:
-            for options in (["--env", "WARMSTART_HOOK_FORK=0"], [], []):
-                server = serve(image, model, cache, options=options)
-                try:
-                    server.wait()
-                    found.append(Seen(server))
-                    assert stop(server) == 0
-                finally:
-                    run.run(["podman", "rm", "--force", "--time", "5", server.container], ok=(0, 1))
+        for options in (["--env", "WARMSTART_HOOK_FORK=0"], [], []):
+            with ready(image, model, cache, options=options) as server:
+                found.append(Seen(server))
+                assert stop(server) == 0
         yield found
     finally:
         run.run(["podman", "volume", "rm", "--force", cache])

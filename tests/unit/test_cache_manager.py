@@ -266,9 +266,12 @@ def test_another_fault_of_the_disk_is_the_callers(cache: Any, tmp_path: Path, mo
     assert os.environ["TRITON_CACHE_DIR"] == str(tmp_path / "volume/triton")
 
 
-def test_a_write_that_fails_leaves_nothing(cache: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache.os, "replace", lambda *_: (_ for _ in ()).throw(OSError(errno.EIO, "broken")))
-    with pytest.raises(OSError, match="broken"):
+@pytest.mark.parametrize("problem", [OSError(errno.EIO, "broken"), KeyboardInterrupt("broken")])
+def test_a_write_that_fails_leaves_nothing(
+    cache: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, problem: BaseException
+) -> None:
+    monkeypatch.setattr(cache.os, "replace", lambda *_: (_ for _ in ()).throw(problem))
+    with pytest.raises(type(problem), match="broken"):
         cache.write(str(tmp_path / "a/b"), b"x")
     assert list((tmp_path / "a").iterdir()) == []
 
@@ -276,7 +279,7 @@ def test_a_write_that_fails_leaves_nothing(cache: Any, tmp_path: Path, monkeypat
 def test_an_entry_that_is_pruned_meanwhile_is_made_again(
     cache: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make = cache.make
+    make = cache.files.make
     pruned: list[str] = []
 
     def and_prune(path: str) -> None:
@@ -285,7 +288,7 @@ def test_an_entry_that_is_pruned_meanwhile_is_made_again(
             pruned.append(path)
             Path(path).rmdir()
 
-    monkeypatch.setattr(cache, "make", and_prune)
+    monkeypatch.setattr(cache.files, "make", and_prune)
     assert Path(cache.SeededCacheManager(KEY).put(b"x", "k")).read_bytes() == b"x"
     assert len(pruned) == 1
 

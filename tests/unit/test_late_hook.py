@@ -107,6 +107,14 @@ def test_a_seed_brings_them_too(late: Any, tmp_path: Path, monkeypatch: pytest.M
     assert late.model.plain.loaded == ["one"]
 
 
+def test_another_user_can_add_to_them_where_the_volume_is_open(late: Any) -> None:
+    late.folder.parent.mkdir(parents=True)
+    late.folder.parent.chmod(0o1777)
+    start(late)
+    compile_now(late, "plain", "one")
+    assert late.folder.stat().st_mode & 0o7777 == 0o1777
+
+
 def test_the_same_kernel_is_described_once(late: Any) -> None:
     start(late)
     compile_now(late, "plain", "one")

@@ -74,6 +74,13 @@ def test_the_same_rows_in_any_order_are_the_same_record(tools: Any, tmp_path: Pa
     assert found["verdicts"][0]["verdicts"] == [[[5], [1.5, 2.5], 0]]
 
 
+def test_a_replay_takes_what_is_recorded_now(tools: Any, tmp_path: Path) -> None:
+    folder = rows(tmp_path / "a", [TARGET, kernel()])
+    file = tmp_path / "record.json"
+    file.write_text(tools("record").dumped(tools("record").merged(*tools("record").rows_of(folder))))
+    assert tools("replay").read([file], "gfx1151")[0]["target"] == TARGET["target"]
+
+
 def test_the_order_of_settings_is_kept(tools: Any, tmp_path: Path) -> None:
     """Triton's key of a verdict holds a configuration as text, in the order of its source."""
     record = tools("record")
@@ -216,6 +223,16 @@ def test_a_broken_file_of_bans_changes_nothing(bans: Any, tmp_path: Path, capsys
     for _ in range(2):
         assert tuner().prune_configs({}) == every
     assert capsys.readouterr().err.count("banned configurations are tried") == 1
+
+
+@pytest.mark.parametrize("text", [None, "[[ban"])
+def test_bans_that_cant_be_read_end_a_replay(tools: Any, tmp_path: Path, text: str | None, capsys: Any) -> None:
+    if text:
+        (tmp_path / "bans.toml").write_text(text)
+    words = [tmp_path / "x.json", "--out", tmp_path / "out", "--bans", tmp_path / "bans.toml"]
+    assert tools("replay").main([str(word) for word in words]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"replay: no bans from {tmp_path}/bans.toml: ")
 
 
 def test_the_projects_own_bans_have_a_source(tools: Any) -> None:

@@ -331,6 +331,20 @@ def test_no_command(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == "warmstart: no command given\n"
 
 
+def test_ctrl_c_ends_it_in_one_line(
+    start: Start, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def prepare(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(start.parts["start_caches"], "prepare", prepare)
+    start.manifest("cpu")
+    with pytest.raises(SystemExit) as left:
+        start.module.main(["vllm", "serve"])
+    assert left.value.code == 130
+    assert capsys.readouterr().err == "warmstart: stopped before the command began\n"
+
+
 class Full(io.StringIO):
     """A stderr that can't be written: a full disk, or a pipe that nobody reads."""
 

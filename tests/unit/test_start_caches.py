@@ -193,6 +193,18 @@ def test_too_deep_to_be_copied(
     assert "begins with empty caches" in told(capsys)
 
 
+def test_a_copy_that_is_interrupted_leaves_nothing(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    start("cpu", "true")
+
+    def copytree(*args: Any, **more: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("shutil.copytree", copytree)
+    with pytest.raises(KeyboardInterrupt):
+        start.parts["start_copy"].copy(start.key, ["triton"])
+    assert os.listdir(start.folder / "tmp") == []
+
+
 def test_an_empty_read_only_cache(
     start: Start, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
