@@ -90,6 +90,12 @@ def kernels(part: str, out: Path) -> dict[str, Any]:
     return starts(part, out, kit_vllm.emptied(out / "second"), 1, kit=True, WARMSTART_SEED=str(out / "seed"))
 
 
+def ahead(part: str, out: Path) -> dict[str, Any]:
+    """A first start, for another image's key, that knows what the kit's first start used."""
+    used = next(out.glob(f"[bc]*/{KEY}/triton/warmstart-used"))  # caches or, once they are packed, before
+    return starts(part, out, kit_vllm.emptied(out / "third"), 1, kit=True, WARMSTART_AHEAD=str(used))
+
+
 def seeded(part: str, out: Path) -> dict[str, Any]:
     """A first start after a pull of a seed with all three tiers, made of the kit's caches."""
     if not (out / "caches" / KEY / "seeds").exists():  # what a pull notes last
@@ -147,5 +153,6 @@ PARTS: dict[str, Callable[[str, Path], dict[str, Any]]] = {
     "vllm-no-fork": without_fork,
     "vllm-record": record,
     "vllm-kernels": kernels,
+    "vllm-ahead": ahead,
     "vllm-seeded": seeded,
 }

@@ -16,6 +16,7 @@ RATIOS = {
     "first call with a seed, of stock": ("first-seeded", "first-stock", 1 / 60),
     "vLLM's first start, no seed, of stock's first": ("vllm-first", "vllm-stock-first", 0.45),
     "vLLM's first start with kernels and verdicts, of stock's first": ("vllm-kernels", "vllm-stock-first", 0.40),
+    "vLLM's first start after an update of the image, of a first start": ("vllm-ahead", "vllm-first", 1.0),
     "vLLM's first start with a full seed, of a warm start": ("vllm-seeded", "vllm-warm", 1.1),
     "vLLM's warm start, of stock's warm start": ("vllm-warm", "vllm-stock-warm", 0.7),
 }

@@ -5,7 +5,7 @@ DIRECTORY/triton/<hash>/… (binaries only) and DIRECTORY/verdicts/cu<N>/<hash>/
 warmstart_cache.py reads as a seed. A kernel that is not there any more, or can't be compiled, is told in a line and
 left out. The last line of stdout is what was done, as JSON.
 
-Standard library and Triton only. Which configurations are banned for an arch is in bans.toml.
+Standard library, Triton and warmstart_spec.py only. Which configurations are banned for an arch is in bans.toml.
 """
 
 import argparse
@@ -23,10 +23,12 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))  # which -I leaves out
+sys.path.append(str(HERE.parent / "sitecustomize"))  # while an image is built; later they are where Python looks
 
 import compilers  # type: ignore[import-not-found]  # noqa: E402
 import standin  # type: ignore[import-not-found]  # noqa: E402
 import verdicts  # type: ignore[import-not-found]  # noqa: E402
+import warmstart_spec  # type: ignore[import-not-found]  # noqa: E402
 
 SCHEMA = 1
 UNSET = ("TRITON_CACHE_MANAGER", "WARMSTART_RECORD", "WARMSTART_START", "TRITON_ALWAYS_COMPILE")
@@ -111,7 +113,7 @@ class Replay:
             if self.is_banned(kernel.fn.__name__, {**values, **options}):
                 self.banned += 1
                 continue
-            spec = {**group["spec"], "constant_vals": constants, "options": options}
+            spec = warmstart_spec.fitted({**group["spec"], "constant_vals": constants}) | {"options": options}
             spec |= {"key": f"replayed {number}", "target": target.__dict__}
             found.append((kernel, what, json.dumps(spec), key))
         return found

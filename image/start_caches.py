@@ -13,6 +13,7 @@ import start_volume  # type: ignore[import-not-found]
 from start_say import say  # type: ignore[import-not-found]
 
 EXIT_NO_CACHE = 65
+USED = "warmstart-used"  # where the hooks describe kernels (sitecustomize/warmstart_ahead.py)
 
 
 class Caches(NamedTuple):
@@ -139,6 +140,19 @@ def apart(key: Path, code: list[str], why: str, reason: str) -> None:
             start_copy.point(key / part, own / part)
     then = "this start has its own" if own else "there is no room for others, so they are used"
     say(f"{' and '.join(code)} of the cache {why}, {then}: {reason}")
+
+
+def look_back(manifest: dict[str, Any]) -> None:
+    """Name in WARMSTART_AHEAD where the image before this one described the kernels that it used, for the hooks.
+
+    A value that the user gave stands, also an empty one.
+    """
+    if "WARMSTART_AHEAD" not in os.environ and "triton" in manifest["caches"]:
+        key = Path(manifest["volume"]["root"], manifest["cache_key"])
+        (triton,) = relative(key, [manifest["caches"]["triton"]])
+        with suppress(OSError):
+            if found := start_volume.before(key.parent, key, f"{triton}/{USED}"):
+                os.environ["WARMSTART_AHEAD"] = str(found)
 
 
 def record(caches: Caches, command: list[str], gpus: list[dict[str, Any]], seconds: float) -> None:

@@ -87,6 +87,13 @@ def candidates(root: Path, own: Path) -> list[Old]:
     return found
 
 
+def before(root: Path, own: Path, part: str) -> Path | None:
+    """The folder `part` of the key of the same arch that was used last, other than the own one; None without any."""
+    keys = [path for path in root.glob(f"{own.name.partition('-')[0]}-*") if path != own and KEY.fullmatch(path.name)]
+    found = [(last_use(key), key / part) for key in keys if is_folder(key / part) and start_key.inside(key, key / part)]
+    return max(found)[1] if found else None
+
+
 def is_folder(path: Path) -> bool:
     """Whether it is a folder and no link to one."""
     return path.is_dir() and not path.is_symlink()

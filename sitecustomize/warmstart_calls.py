@@ -41,6 +41,7 @@ WAITING = (
     ("count", "triton.runtime.autotuner", "warmstart_count", "benches"),
     ("count", "warmstart_workers", "warmstart_count", "workers"),
     ("count", "torch.cuda.graphs", "warmstart_count", "captures"),
+    ("ahead", "vllm.model_executor.model_loader.default_loader", "warmstart_ahead", "install"),
     ("pages", "vllm.model_executor.model_loader.default_loader", "warmstart_pages", "install"),
 )
 AWAITED = frozenset(row[1] for row in WAITING)

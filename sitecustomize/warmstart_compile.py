@@ -45,6 +45,8 @@ def install(module: Any) -> None:
         waiting.tuner, waiting.configs = None, ()
         if len(configs) > 1:
             try:
+                if "warmstart_ahead" in sys.modules:
+                    sys.modules["warmstart_ahead"].more()
                 compile_all(self, configs, args, meta)
             except Exception as problem:
                 warn_once(f"configurations are compiled one after the other: {type(problem).__name__}: {problem}")
@@ -61,12 +63,24 @@ def compile_all(tuner: Any, configs: Any, args: tuple[Any, ...], meta: dict[str,
     if triton_mode is None or triton_mode.active_mode.get() is not None or workers < 2 or interpreted(tuner):
         return
     with pool_of(workers) as pool:
+        mode = passing_over(triton_mode.AsyncCompileMode, pool)
         try:
-            with triton_mode.AsyncCompileMode(pool, ignore_errors=True):
+            with mode:
                 for config in configs:
                     submit(tuner, config, args, meta)
+        except Exception:
+            if hasattr(mode, "ignore_errors"):
+                raise
         finally:
             triton_mode.active_mode.set(None)  # older Triton leaves it set when one of its own hooks fails
+
+
+def passing_over(mode: Any, pool: Any) -> Any:
+    """Triton's mode, which passes over what can't be compiled; that of 3.5 can only raise it, when all is done."""
+    try:
+        return mode(pool, ignore_errors=True)
+    except TypeError:
+        return mode(pool)
 
 
 def pool_of(workers: int) -> Any:
@@ -80,21 +94,26 @@ def pool_of(workers: int) -> Any:
         def submit(self, compile_fn: Any) -> Any:  # type: ignore[override]
             return super().submit(compile_one, compile_fn)
 
-    apart = None
-    if workers >= FEWEST_WORKERS and os.environ.get("WARMSTART_HOOK_WORKERS") != "0":
-        apart = importlib.import_module("warmstart_workers")
+    others = apart(workers)
     # While the workers of the first autotuner start, threads get as far; for the next it is worth waiting.
-    patience = PATIENCE if apart and apart.running() else 0.0
+    patience = PATIENCE if others and others.running() else 0.0
 
     def compile_one(compile_fn: Any) -> Any:
-        if apart:
+        if others:
             try:
-                apart.through(compile_fn, patience)
+                others.through(compile_fn, patience)
             except Exception as problem:
                 warn_once(f"kernels are compiled in threads: {type(problem).__name__}: {problem}")
         return compile_fn()  # finds in Triton's cache what a worker has compiled
 
     return Pool(workers, thread_name_prefix="warmstart-compile")
+
+
+def apart(workers: int) -> Any:
+    """warmstart_workers where that many compilers are worth processes of their own, else None."""
+    if workers < FEWEST_WORKERS or os.environ.get("WARMSTART_HOOK_WORKERS") == "0":
+        return None
+    return importlib.import_module("warmstart_workers")
 
 
 def submit(tuner: Any, config: Any, args: tuple[Any, ...], meta: dict[str, Any]) -> None:

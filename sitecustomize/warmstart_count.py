@@ -75,13 +75,14 @@ def workers(module: Any) -> None:
     """Count what worker processes compile (warmstart_workers): Triton tells of it as of something found."""
     through = module.through
 
-    def counting(compile_fn: Any, patience: float) -> Any:
+    def counting(compile_fn: Any, patience: float, *, urgent: bool = True) -> Any:
         began = time.perf_counter()
-        done = through(compile_fn, patience)
+        done = through(compile_fn, patience, urgent=urgent)
         if done:
             found = module.parts(compile_fn)
             name = str(getattr(found[0], "name", "")) if found else ""
-            emit("compile", name=name, seconds=round(time.perf_counter() - began, 4), where="worker")
+            seconds = round(time.perf_counter() - began, 4)
+            emit("compile", name=name, seconds=seconds, where="worker" if urgent else "ahead")
         return done
 
     module.through = counting

@@ -101,9 +101,14 @@ def verdicts(module: Any) -> None:
 
 
 def kernel_row(kernel: Any, compiled: "dict[str, Any]", result: Any) -> "dict[str, Any]":
-    """Triton's own specialisation of a kernel, its options reduced to what was asked for."""
+    """What a record has of a kernel that was compiled."""
     if generated(kernel.fn.__module__):
         return {"artefact": str(result.hash)[:16]}
+    return {**described(kernel, compiled), "hash": str(result.hash)[:16]}
+
+
+def described(kernel: Any, compiled: "dict[str, Any]") -> "dict[str, Any]":
+    """Triton's own specialisation of a kernel, its options reduced to what was asked for."""
     spec = json.loads(compiled["specialization_data"])
     backend = kernel.device_caches[compiled["device"]][-2]
     usual = json.loads(json.dumps(backend.parse_options({}).__dict__, default=str))
@@ -119,7 +124,6 @@ def kernel_row(kernel: Any, compiled: "dict[str, Any]", result: Any) -> "dict[st
         "kernel": kernel.fn.__qualname__,
         "spec": spec,
         "options": options,
-        "hash": str(result.hash)[:16],
     }
 
 

@@ -24,11 +24,12 @@ from concurrent.futures import Future
 from typing import Any
 
 import warmstart_pack  # type: ignore[import-not-found] # beside this file
+import warmstart_turns as turns  # type: ignore[import-not-found]
 
 PROGRAM = "import sys; sys.path[:] = {path!r}; import warmstart_workers; warmstart_workers.serve({reply})"
-LIMIT = 300.0  # seconds for one kernel, then the caller compiles it itself
 IDLE = 60.0  # seconds after which a server with nothing to do ends
-JOB = struct.Struct("<IQ")  # number, bytes that follow
+NICE = 10  # of what nobody waits for yet
+JOB = struct.Struct("<I?Q")  # number, whether somebody waits for it, bytes that follow
 REPLY = struct.Struct("<I?")  # number, whether it was compiled; in one write, which is never torn
 READY = 0  # the number of the server's own reply
 
@@ -54,33 +55,43 @@ def running() -> bool:
     return server.owner == os.getpid() and server.process is not None
 
 
-def through(compile_fn: Any, patience: float) -> bool:
+def through(compile_fn: Any, patience: float, *, urgent: bool = True) -> bool:
     """Compile in a worker what `compile_fn` of Triton's asynchronous mode would compile here; True when it did.
 
-    Waits `patience` seconds for a server that is still starting.
+    Waits `patience` seconds for a server that is still starting. What is not `urgent` gives way to what is.
     """
-    global compiled
     found = None if server.useless == os.getpid() else parts(compile_fn)
-    if found is None or in_cache(*found) or (job := packed(*found)) is None:
+    if found is None:
+        return False
+    key, there = cached(*found)
+    if there or (job := packed(*found)) is None:
         return False
     with lock:
         if not running():
             start(found[1])
-        jobs, ready, pipe = server.jobs, server.ready, server.process.stdin
+        ready = server.ready
     if not ready.wait(patience):
         return False
-    number, answer = next(numbers), Future()  # type: ignore[var-annotated]
-    jobs[number] = answer
+    with turns.turn(key or str(id(job)), urgent) as mine:
+        return mine and not cached(*found)[1] and sent(job, found, urgent)
+
+
+def sent(job: bytes, found: tuple[Any, ...], urgent: bool) -> bool:
+    """Have the server compile a job; whether it did."""
+    global compiled
+    number, answer, jobs = next(numbers), Future(), {}  # type: ignore[var-annotated]
     try:
         with lock:
-            pipe.write(JOB.pack(number, len(job)) + job)
+            jobs, pipe = server.jobs, server.process.stdin
+            jobs[number] = answer
+            pipe.write(JOB.pack(number, urgent, len(job)) + job)
             pipe.flush()
-        done = bool(answer.result(LIMIT))
-    except (OSError, ValueError):  # the server has ended, and the pipe with it
+        done = bool(answer.result(turns.LIMIT))
+    except (OSError, ValueError, AttributeError):  # the server has ended, and the pipe with it
         return False
     finally:
         jobs.pop(number, None)
-    if done and not in_cache(*found):
+    if done and not cached(*found)[1]:
         server.useless = os.getpid()  # it compiles something else, or elsewhere
         return False
     compiled += done
@@ -105,7 +116,7 @@ def start(target: Any) -> None:
     finally:
         os.close(give)
     hello = pickle.dumps(target)
-    process.stdin.write(JOB.pack(READY, len(hello)) + hello)  # type: ignore[union-attr]
+    process.stdin.write(JOB.pack(READY, True, len(hello)) + hello)  # type: ignore[union-attr]
     process.stdin.flush()  # type: ignore[union-attr]
     server.process, server.owner, server.jobs, server.ready = process, os.getpid(), {}, threading.Event()
     reader = threading.Thread(target=listen, args=(take, process, server.jobs, server.ready), daemon=True)
@@ -152,17 +163,17 @@ def parts(compile_fn: Any) -> tuple[Any, ...] | None:
         return None
 
 
-def in_cache(src: Any, target: Any, options: Any, env_vars: Any) -> bool:
-    """Whether Triton will find this kernel in its cache."""
+def cached(src: Any, target: Any, options: Any, env_vars: Any) -> tuple[str, bool]:
+    """Triton's key of a kernel, empty where it can't be told, and whether Triton will find it in its cache."""
     try:
         cache, compiler = sys.modules["triton.runtime.cache"], sys.modules["triton.compiler.compiler"]
         backend = compiler.make_backend(target)
-        key = cache.get_cache_key(src, backend, options, env_vars)
-        manager = cache.get_cache_manager(hashlib.sha256(key.encode()).hexdigest())
+        key = hashlib.sha256(cache.get_cache_key(src, backend, options, env_vars).encode()).hexdigest()
+        manager = cache.get_cache_manager(key)
         name = f"{src.name[:150]}.json"
-        return name in (manager.get_group(name) or {})
+        return key, name in (manager.get_group(name) or {})
     except Exception:
-        return False
+        return "", False
 
 
 def packed(src: Any, target: Any, options: Any, env_vars: Any) -> bytes | None:
@@ -193,7 +204,7 @@ def serve(reply: int) -> None:
     """Fork a child for each job on stdin and tell on `reply` what became of it, until stdin closes."""
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as score:
         score.write("500")  # when memory runs out, a compiler goes before the engine
-    warm_up(read_exactly(JOB.unpack(read_exactly(JOB.size))[1]))
+    warm_up(read_exactly(JOB.unpack(read_exactly(JOB.size))[2]))
     woken, wake = os.pipe()
     for end in (woken, wake):
         os.set_blocking(end, False)
@@ -215,10 +226,10 @@ def serve(reply: int) -> None:
             if not data:
                 return
             waiting += data
-            while len(waiting) >= JOB.size and len(waiting) >= JOB.size + (size := JOB.unpack_from(waiting)[1]):
-                number, job = JOB.unpack_from(waiting)[0], waiting[JOB.size : JOB.size + size]
+            while len(waiting) >= JOB.size and len(waiting) >= JOB.size + (size := JOB.unpack_from(waiting)[2]):
+                (number, urgent, _), job = JOB.unpack_from(waiting), waiting[JOB.size : JOB.size + size]
                 waiting = waiting[JOB.size + size :]
-                children[fork(job)] = number
+                children[fork(job, 0 if urgent else NICE)] = number
 
 
 def read_exactly(size: int) -> bytes:
@@ -257,8 +268,8 @@ def ended(children: dict[int, int]) -> list[tuple[int, bool]]:
     return found
 
 
-def fork(job: bytes) -> int:
-    """A child that compiles `job`; its process id."""
+def fork(job: bytes, nice: int) -> int:
+    """A child that compiles `job`, less urgently by `nice`; its process id."""
     pid = os.fork()
     if pid:
         return pid
@@ -266,6 +277,7 @@ def fork(job: bytes) -> int:
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # the assembler is a child of this one
+        os.nice(nice)
         compile_packed(job)
         code = 0
     finally:

@@ -25,7 +25,10 @@ HOME = "/opt/warmstart"  # our own files inside the image
 # The benchmark function that makes verdicts: those of another version are not comparable.
 BENCH = ("warmstart_bench.py", "warmstart_device.py")
 # What compiles the kernels of a record in the build.
-REPLAY = ("replay.py", "compilers.py", "standin.py", "verdicts.py", "bans.toml")
+REPLAY = (
+    *(f"caches/{name}" for name in ("replay.py", "compilers.py", "standin.py", "verdicts.py", "bans.toml")),
+    "sitecustomize/warmstart_spec.py",
+)
 
 
 class PlannedBase(msgspec.Struct, frozen=True):
@@ -141,7 +144,7 @@ def _inputs(root: Path, profile: Profile, lock: Lock, cuts: Cuts, chosen: dict[s
     }
     if found := records(root, profile):
         inputs["records"] = tree_digest(*(root / "caches" / "records" / name for name in found))
-        inputs["replay"] = tree_digest(*(root / "caches" / name for name in REPLAY))
+        inputs["replay"] = tree_digest(*(root / name for name in REPLAY))
     if profile.aiter.mode != "off":
         inputs["arch/aiter.toml"] = tree_digest(root / "arch" / "aiter.toml")
     for layer, packages in lock.packages.items():

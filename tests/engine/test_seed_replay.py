@@ -164,6 +164,33 @@ def test_a_replay_has_the_keys_and_the_code_of_the_run(tmp_path: Path, version: 
     assert set(again["found"]) <= set(gpu.first["compiled"])
 
 
+def test_a_replay_in_the_build_of_an_image(made: Machine, tmp_path: Path) -> None:
+    """As the stage `kernels` runs it: isolated, the checkout's folders mounted, hooks not installed yet."""
+    venv = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
+    (site,) = venv.glob("lib/python3.*/site-packages")
+    (site / "build.pth").write_text(f"{triton(LATEST)}\n{HERE}\n")
+    for name in ("caches", "sitecustomize"):
+        shutil.copytree(ROOT / name, tmp_path / "ws" / name)
+    command: list[str | Path] = [venv / "bin/python", "-IB", tmp_path / "ws/caches/replay.py"]
+    command += ["--out", tmp_path / "seed", "--arch", made.arch, made.folder / "record.json"]
+    done = subprocess.run(command, env={"PATH": os.environ["PATH"]}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["kernels"] == KERNELS
+
+
+@pytest.mark.parametrize(("recorded", "image"), [("3.6.0", LATEST), (LATEST, "3.6.0")])
+def test_a_record_of_another_triton_is_compiled_under_this_ones_keys(
+    tmp_path: Path, recorded: str, image: str
+) -> None:
+    """Constants have attributes of their own in either; they are part of a kernel's key."""
+    record = Machine(tmp_path / "recorded", recorded, "gfx1151", 32).recorded()
+    other = Machine(tmp_path / "image", image, "gfx1151", 32)
+    done = other.replayed(record)
+    assert (done["kernels"], done["recorded under the same key"], done["left out"]) == (KERNELS, "0 of 0", 0)
+    assert other.use()["compiled"] == []
+
+
 def test_the_record_is_small_and_says_nothing_about_the_machine(made: Machine) -> None:
     text = (made.folder / "record.json").read_text()
     assert len(text) < 4096

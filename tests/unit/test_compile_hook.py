@@ -226,6 +226,30 @@ def test_one_that_cant_be_compiled_is_left_to_the_benchmark(hook: Any, mode: Any
     assert sorted(t.fn.compiled) == [1, 1, 2, 3, 4, 4, 5, 6]
 
 
+def test_the_mode_of_triton_3_5_passes_over_nothing(
+    hook: Any, mode: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Old(mode.AsyncCompileMode):  # type: ignore[misc]
+        def __init__(self, executor: Executor) -> None:
+            super().__init__(executor)
+            del self.ignore_errors
+
+        def __exit__(self, *problem: object) -> None:
+            for future in as_completed(self.futures):
+                self.futures[future](future.result())
+            mode.active_mode.set(None)
+
+    monkeypatch.setattr(mode, "AsyncCompileMode", Old)
+    t = tuner(hook, mode)
+    assert t.run("x", grid=(1,), warmup=False) == 1
+    assert t.before == [1, 2, 3, 4, 5, 6]
+    t.fn.ready.clear()
+    t.fn.fails = {1, 4}
+    assert t.run("y", grid=(1,), warmup=False) == 2
+    assert mode.active_mode.get() is None
+    assert capsys.readouterr() == ("", "")
+
+
 def test_configurations_that_can_be_gone_through_once_are_left_to_triton(hook: Any, mode: Any) -> None:
     t = tuner(hook, mode, 3)
     t.configs = (config for config in t.configs)

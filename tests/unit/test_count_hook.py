@@ -182,13 +182,14 @@ def test_another_tritons_words_are_counted_too(count: Any, record: Record, told:
     assert [(event["where"], event["seconds"]) for event in record("compile")] == [("process", None)]
 
 
-@pytest.mark.parametrize("done", [True, False])
-def test_what_a_worker_compiles_is_told(count: Any, record: Record, done: bool) -> None:
+@pytest.mark.parametrize(("done", "urgent"), [(True, True), (True, False), (False, True)])
+def test_what_a_worker_compiles_is_told(count: Any, record: Record, done: bool, urgent: bool) -> None:
     source = types.SimpleNamespace(name="matmul")
-    module = types.SimpleNamespace(through=lambda fn, patience: done, parts=lambda fn: (source, None))
+    module = types.SimpleNamespace(through=lambda fn, patience, urgent: done, parts=lambda fn: (source, None))
     count.workers(module)
-    assert module.through(None, 0.0) is done
-    assert [(e["name"], e["where"]) for e in record("compile")] == ([("matmul", "worker")] if done else [])
+    assert module.through(None, 0.0, urgent=urgent) is done
+    told = [("matmul", "worker" if urgent else "ahead")] if done else []
+    assert [(e["name"], e["where"]) for e in record("compile")] == told
 
 
 # --- benchmarks ----------------------------------------------------------------------------------

@@ -682,6 +682,35 @@ def test_the_record_begins_with_the_start(start: Start) -> None:
     assert "secret" not in json.dumps(event)
 
 
+def described(start: Start, name: str, days: float) -> Path:
+    """A key whose image described the kernels that it used."""
+    key = start.root / name
+    fill(key / "triton/warmstart-used/model")
+    os.utime(fill(key, "host.json"), (time.time() - days * 86400,) * 2)
+    return key / "triton/warmstart-used"
+
+
+def test_the_hooks_are_told_what_the_image_before_used(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WARMSTART_AHEAD", raising=False)
+    start("cpu", "true")
+    assert "WARMSTART_AHEAD" not in os.environ
+    described(start, "gfx1151-000000000001", 0)  # another arch's
+    described(start, KEY, 0)  # the own one
+    described(start, "cpu-000000000002", 9)
+    last = described(start, "cpu-000000000003", 3)
+    fill(start.root / "cpu-000000000004" / "triton")  # it has none
+    described(start, "cpu-backup", 1)
+    link = start.root / "cpu-000000000005"
+    link.mkdir()
+    (link / "triton").symlink_to(start.root / "cpu-000000000003" / "triton")
+    start("cpu", "true")
+    assert os.environ["WARMSTART_AHEAD"] == str(last)
+    for given in ("", "/mine"):
+        monkeypatch.setenv("WARMSTART_AHEAD", given)
+        start("cpu", "true")
+        assert os.environ["WARMSTART_AHEAD"] == given
+
+
 def test_few_records_stay(start: Start) -> None:
     names = []
     for _ in range(5):
