@@ -10,6 +10,7 @@ import msgspec
 from warmstart import context, engine, log, report, run
 from warmstart.engine import Capabilities
 from warmstart.inputs import contexts
+from warmstart.names import LABEL
 from warmstart.plan import Plan
 from warmstart.report import Record
 
@@ -28,7 +29,7 @@ def image(
     Raises BuildFailed, DiskFull, or what the engine raises. Whatever happens, no tag points to half an image.
     """
     folder = state / plan.arch
-    there = None if no_cache else engine.find(caps, "io.warmstart.plan-id", plan.plan_id)
+    there = None if no_cache else engine.find(caps, f"{LABEL}plan-id", plan.plan_id)
     if there:
         engine.tag(caps, there, plan.tags)
         log.info(f"{plan.arch}: plan {plan.plan_id[:12]} is built already")

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from warmstart import container, engine, gpus, run, runline
-from warmstart.cuts import VENV
 from warmstart.engine import Capabilities
 from warmstart.errors import ClockDoubtful, CommandFailed, NoDevice
-from warmstart.plan import HOME
+from warmstart.names import HOME, PYTHON, START
 from warmstart.run import Result
 from warmstart.runline import Setting
 
@@ -26,8 +25,8 @@ def examine(caps: Capabilities, ref: str) -> dict[str, Any]:
     used = gpus.read() if Path("/dev/kfd").exists() else ()
     words = ["podman", "run", "--rm", "--pull=never", "--network=none", *engine.LEAST]
     words += devices(container.setting(caps, ref, used))
-    words += ["--env=WARMSTART_START=", f"--entrypoint={HOME}/start", ref]  # the entry point chooses the GPU
-    words += [f"{VENV}/bin/python", f"{HOME}/caches/bench_doctor.py", "--json"]
+    words += ["--env=WARMSTART_START=", f"--entrypoint={START}", ref]  # the entry point chooses the GPU
+    words += [PYTHON, f"{HOME}/caches/bench_doctor.py", "--json"]
     done = run.run(words, env=engine.environment(caps), ok=(TRUSTED, DOUBTFUL, NO_GPU, 2, 64))
     return {} if run.recorder.on else read(done)
 

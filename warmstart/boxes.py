@@ -13,8 +13,7 @@ import msgspec
 from warmstart import lease, run
 from warmstart.errors import UsageError
 from warmstart.lease import Lease
-
-LABEL = "io.warmstart.preset"  # as runline.py sets it
+from warmstart.names import PRESET
 
 
 class Listed(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +60,7 @@ def listed(state: Path) -> tuple[Listed, ...] | None:
     try:
         kept = msgspec.json.decode((state / "engine.json").read_bytes(), type=_Proven).capabilities
         env = {kept.variable: kept.conf} if kept.conf else {}
-        told = run.glance(["podman", "ps", "--all", f"--filter=label={LABEL}", "--format=json"], env=env)
+        told = run.glance(["podman", "ps", "--all", f"--filter=label={PRESET}", "--format=json"], env=env)
         return None if told is None else read(told)
     except (OSError, msgspec.MsgspecError):
         return None
@@ -71,7 +70,7 @@ def read(text: str) -> tuple[Listed, ...]:
     """The list as podman writes it. Raises msgspec.MsgspecError."""
     return tuple(
         Listed(
-            preset=one.Labels[LABEL],
+            preset=one.Labels[PRESET],
             name=one.Names[0],
             id=one.Id,
             pid=one.Pid,

@@ -46,6 +46,7 @@ from warmstart.errors import (
 )
 from warmstart.follow import POLL
 from warmstart.lease import Lease
+from warmstart.names import LABEL
 from warmstart.phases import StartRecord
 from warmstart.preflight import Ready
 from warmstart.startup import Silence, Startup
@@ -94,7 +95,7 @@ def up(root: Path, state: Path, caps: Capabilities, name: str, sets: dict[str, s
     preset, image, ref = preflight.choose(caps, root, name, sets, ask.force)
     for warning in preset.warnings:
         log.warn(warning)
-    arch = image.labels.get("io.warmstart.arch", "")
+    arch = image.labels.get(f"{LABEL}arch", "")
     hub, bounds = Path(presets.models_folder()) / "hub", limits.load(root)
     if one := preflight.running(preset.name, place):
         lease.refuse_same(one)

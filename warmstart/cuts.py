@@ -9,9 +9,8 @@ from typing import Any
 import msgspec
 
 from warmstart import toml
+from warmstart.names import VENV
 from warmstart.profile import BUILDER, Profile
-
-VENV = "/opt/venv"  # the same path in every stage and image: torch.compile's keys hold absolute source paths
 
 
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab", kw_only=True):

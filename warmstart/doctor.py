@@ -31,8 +31,8 @@ from warmstart import (
 from warmstart.errors import HostFaults, HostUnreadable, HostWarnings, ImageMissing, InputError, WarmstartError
 from warmstart.findings import Check, Engine, Finding, Host, Image, Unreadable
 from warmstart.known import Known
+from warmstart.names import LABEL
 
-LABELS = "io.warmstart"
 PATIENCE = 5.0  # seconds for one question to the engine
 FIRMWARE = re.compile(
     r"^Package: (?:linux-firmware|firmware-amd-graphics)\n(?:[A-Z][^\n]*\n(?: [^\n]*\n)*?)*?Version: (\S+)",
@@ -141,13 +141,13 @@ def labels(ref: str) -> Image:
     if told.code:
         raise ImageMissing(f"there is no image {ref}", hint="`podman images` lists them; `make image` builds one")
     found: Mapping[str, str] = msgspec.json.decode(told.stdout or "null", type=dict[str, str] | None) or {}
-    if f"{LABELS}.arch" not in found:
+    if f"{LABEL}arch" not in found:
         raise InputError(
-            f"{ref} is no image of warmstart: it has no label {LABELS}.arch", hint="`make archs`, `make image`"
+            f"{ref} is no image of warmstart: it has no label {LABEL}arch", hint="`make archs`, `make image`"
         )
-    bad = tuple(filter(None, re.split(r"[\s,]+", found.get(f"{LABELS}.bad-firmware", ""))))
-    minimum = found.get(f"{LABELS}.min-kernel", "")
-    return Image(source=ref, arch=found[f"{LABELS}.arch"], min_kernel=minimum, bad_firmware=bad)
+    bad = tuple(filter(None, re.split(r"[\s,]+", found.get(f"{LABEL}bad-firmware", ""))))
+    minimum = found.get(f"{LABEL}min-kernel", "")
+    return Image(source=ref, arch=found[f"{LABEL}arch"], min_kernel=minimum, bad_firmware=bad)
 
 
 def engine(state: Path) -> Engine:
@@ -168,7 +168,7 @@ def engine(state: Path) -> Engine:
             env, known = {}, _asked()
         if known.problem:
             return known
-        filters = [f"--filter=label={LABELS}.arch", "--filter=status=exited"]
+        filters = [f"--filter=label={LABEL}arch", "--filter=status=exited"]
         ps = ["podman", "ps", "--all", *filters, "--format", "{{.Names}}"]
         names = run.run(ps, env=env, timeout=PATIENCE, always=True).stdout.split()
         return msgspec.structs.replace(known, exited=tuple(names))

@@ -17,6 +17,7 @@ import msgspec
 
 from warmstart import gpus, host, lease, presets, profile, runline, starts, toml
 from warmstart.errors import PresetError, UsageError
+from warmstart.names import START
 from warmstart.presets import Preset
 from warmstart.runline import RunLine, Setting
 
@@ -168,7 +169,7 @@ def distrobox(root: Path, state: Path, preset: Preset, where: Setting, arch: str
             name = "=".join(word.split("=")[:2]) if word.startswith("--env=") else word
             hint = "it reads spaces, quotes and signs of a shell several times over: leave them out, or set it inside"
             raise PresetError(f"{preset.name}: distrobox can't take {name!r}", hint=hint)
-    serve = shlex.join(["/opt/warmstart/start", "vllm", "serve", *line.command, "--port", str(preset.port)])
+    serve = shlex.join([START, "vllm", "serve", *line.command, "--port", str(preset.port)])
     more = {"arch": arch, "serve": serve, "words": kept, "volumes": volumes}
     return _render(root, data(root), "distrobox", state, [preset], line, **more)
 

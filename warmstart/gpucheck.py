@@ -11,9 +11,9 @@ import msgspec
 from warmstart import container, diagnosis, engine, gpus, hints, host, log, presets, profile, run, runline
 from warmstart.engine import Capabilities
 from warmstart.errors import ImageMissing, StartFailed
+from warmstart.names import PYTHON, START
 
 PATIENCE = 300.0  # seconds: the first launch on a GPU may have to load a gigabyte of device code
-PYTHON = "/opt/venv/bin/python"
 
 
 class Device(msgspec.Struct, frozen=True):
@@ -50,7 +50,7 @@ def check(root: Path, caps: Capabilities, arch: str) -> Checked:
     # The flags of an engine's run line that concern its rights and devices, so that what is seen here holds there.
     parts = [p.word for p in runline.make(root, preset, setting).parts if p.flag not in ("publish", "volume", "label")]
     code = (root / "tools" / "gpu_kernel.py").read_text(encoding="utf-8")
-    words = ["podman", "run", "--rm", *parts, "--network=none", "--tmpfs=/cache", "--entrypoint=/opt/warmstart/start"]
+    words = ["podman", "run", "--rm", *parts, "--network=none", "--tmpfs=/cache", f"--entrypoint={START}"]
     words += [ref, PYTHON, "-c", code]
     with log.step(f"a kernel in {ref}"):
         told = run.run(words, env=engine.environment(caps), ok=range(256), timeout=PATIENCE)

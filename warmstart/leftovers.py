@@ -23,13 +23,12 @@ from typing import Any
 
 from warmstart import log, run
 from warmstart.errors import Busy, CommandFailed
+from warmstart.names import LABEL
 from warmstart.probe import Capabilities, environment
 from warmstart.proof import mounts
 
 GRACE = 10.0  # seconds that processes of a dead build get to clean up after SIGTERM
-ANNOTATION = (
-    "io.warmstart.build"  # in the manifest of every step's image; its value is the name that is built
-)
+ANNOTATION = f"{LABEL}build"  # in the manifest of every step's image; its value is the name that is built
 ID = re.compile(r"[0-9a-f]{12,64}")  # of an image, short or whole
 CACHES = "buildah-cache"  # begins the name of the folder of RUN cache mounts, which outlive a build
 
@@ -164,7 +163,7 @@ def _old(images: Mapping[str, Mapping[str, Any]], state: Path) -> list[str]:
     def ours(image: str) -> bool:
         labels = images[image].get("Labels") or {}
         local = all(name.startswith("localhost/") for name in images[image].get("Names") or ())
-        return local and (labels.get("io.warmstart.arch") in records or image.startswith(tuple(noted)))
+        return local and (labels.get(f"{LABEL}arch") in records or image.startswith(tuple(noted)))
 
     keep: set[str] = set()
     for image in (i for i in images if i.startswith(tuple(newest))):

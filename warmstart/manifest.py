@@ -8,6 +8,7 @@ from urllib.parse import quote
 import msgspec
 
 from warmstart.lock import PIP, Package
+from warmstart.names import LABEL
 from warmstart.plan import Plan
 from warmstart.profile import BUILDER
 
@@ -51,7 +52,7 @@ def sbom(plan: Plan) -> dict[str, Any]:
         if builder := plan.profile.wheels.builders.get(wheel.name):
             component["publisher"] = builder
         if wheel.source != PIP:
-            component["properties"] = [{"name": "io.warmstart.index", "value": wheel.source}]
+            component["properties"] = [{"name": f"{LABEL}index", "value": wheel.source}]
         components.append(component)
     subject = {"type": "container", "name": plan.profile.image.repository, "version": plan.plan_id}
     return {

@@ -15,12 +15,11 @@ import msgspec
 
 from warmstart import lock as locks
 from warmstart import patches, volume
-from warmstart.cuts import VENV, Cuts
+from warmstart.cuts import Cuts
 from warmstart.lock import Lock, LockedBase, Package, Wheel
+from warmstart.names import HOME, LABEL, VENV
 from warmstart.profile import BUILDER, NOT_IN_IMAGE, Loaded, Profile
 from warmstart.volume import CacheTable, Volume
-
-HOME = "/opt/warmstart"  # our own files inside the image
 
 # The benchmark function that makes verdicts: those of another version are not comparable.
 BENCH = ("warmstart_bench.py", "warmstart_device.py")
@@ -260,7 +259,7 @@ def _named(plan: Plan) -> Plan:
 
 def _labels(plan: Plan, plan_id: str) -> dict[str, str]:
     profile, versions, device = plan.profile, plan.versions, plan.profile.device
-    oci, own = "org.opencontainers.image.", "io.warmstart."
+    oci, own = "org.opencontainers.image.", LABEL
     labels = {
         f"{oci}title": f"{profile.image.title} ({plan.arch})",
         f"{oci}description": profile.summary,

@@ -32,6 +32,7 @@ from warmstart.errors import DeviceHeld, DiskFull, ImageMissing, ModelMissing, P
 from warmstart.gpus import Gpu
 from warmstart.guard import Judgement
 from warmstart.lease import Lease
+from warmstart.names import LABEL
 from warmstart.presets import Preset
 
 CPU = "cpu"  # the device of an image without a GPU
@@ -79,8 +80,8 @@ def choose(
     except ImageMissing:
         made = f"`make image ARCH={machine}` builds it" if not preset.image else f"`podman pull {ref}` fetches it"
         raise ImageMissing(f"there is no image {ref} here", hint=made) from None
-    arch = image.labels.get("io.warmstart.arch", "")
-    preset = presets.load(root, name, sets, image.labels.get("io.warmstart.vllm", ""))
+    arch = image.labels.get(f"{LABEL}arch", "")
+    preset = presets.load(root, name, sets, image.labels.get(f"{LABEL}vllm", ""))
     presets.usable(preset, arch, force=force)
     return preset, image, ref
 

@@ -8,9 +8,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from warmstart.cuts import VENV
 from warmstart.gittree import folder, parse
-from warmstart.plan import HOME, Plan, layers, made
+from warmstart.names import HOME, VENV
+from warmstart.plan import Plan, layers, made
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -11,7 +11,8 @@ import msgspec
 from warmstart import engine, run
 from warmstart.engine import Capabilities, ImageInfo
 from warmstart.errors import ImageMissing, OverBudget
-from warmstart.plan import HOME, Plan
+from warmstart.names import HOME, PYTHON
+from warmstart.plan import Plan
 from warmstart.tables import grid
 
 SMALL = 5_000_000  # bytes below which a component is summed up as "the rest"
@@ -81,7 +82,7 @@ def layers(info: ImageInfo) -> tuple[Layer, ...]:
 def size(caps: Capabilities, record: Record, plan: Plan) -> Sizes:
     """Look into the image: bytes by layer from its history, by component from its files."""
     info = engine.inspect(caps, record.image_id)
-    words = ["podman", "run", "--rm", "--network=none", "--entrypoint", "/opt/venv/bin/python", record.image_id]
+    words = ["podman", "run", "--rm", "--network=none", "--entrypoint", PYTHON, record.image_id]
     told = run.run([*words, "-I", f"{HOME}/size.py", "/"], env=engine.environment(caps), always=True)
     found = sorted(json.loads(told.stdout or "{}").items(), key=lambda item: -item[1])
     return Sizes(

@@ -16,11 +16,11 @@ import msgspec
 
 from warmstart import masking, presetfiles, presets, toml
 from warmstart.errors import InputError
+from warmstart.names import PRESET
 from warmstart.presets import Preset
 
 INSIDE = 8000  # vLLM's own port
 CACHE = "warmstart-cache"  # the volume, whatever the image: it is keyed inside
-LABEL = "io.warmstart.preset"
 CHOOSING = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 
 
@@ -113,7 +113,7 @@ def make(root: Path, preset: Preset, setting: Setting, secrets: Mapping[str, str
         *[("env", name) for name in sorted(hidden)],
         ("network", "host") if setting.network == "host" else ("publish", f"127.0.0.1:{preset.port}:{INSIDE}"),
         *[("volume", volume) for volume in volumes(preset, setting.models)],
-        ("label", f"{LABEL}={preset.name}"),
+        ("label", f"{PRESET}={preset.name}"),
     ]
     words = presets.command(preset)
     if setting.network == "host":

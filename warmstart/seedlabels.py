@@ -17,9 +17,10 @@ import msgspec
 
 from warmstart import cachedir, masking, seedtiers
 from warmstart.errors import SeedDamaged, SeedMismatch
+from warmstart.names import LABEL
 from warmstart.plan import Plan, created
 
-OWN, MCV, OCI = "io.warmstart.", "cache.vllm.image/", "org.opencontainers.image."
+OWN, MCV, OCI = LABEL, "cache.vllm.image/", "org.opencontainers.image."
 NAMES = "cache-key arch tiers cu wave triton vllm rocm model flags gpu cpu".split()
 FORMAT = "1"  # of a seed: its label io.warmstart.seed
 AGAIN = "get it again, from where it was made"  # the hint for a damaged one

@@ -13,6 +13,7 @@ import msgspec
 
 from warmstart import cachedir, engine, host, log, registry, run, seedlabels, seedlayout, seedplace, seedstore, unpack
 from warmstart.errors import NothingToSeed, SeedDamaged, UsageError, WarmstartError
+from warmstart.names import LABEL
 from warmstart.plan import Plan
 from warmstart.probe import Capabilities
 from warmstart.seedlabels import Facts, Here
@@ -118,8 +119,8 @@ def here(caps: Capabilities, plan: Plan, cu: int = 0) -> Here:
 
     `cu` is the number of compute units of another machine's GPU, whose processor is not known then.
     """
-    images = engine.images(caps, f"label=io.warmstart.arch={plan.arch}", "label=io.warmstart.plan-id")
-    built = {(image.get("Labels") or {}).get("io.warmstart.cache-key", "") for image in images}
+    images = engine.images(caps, f"label={LABEL}arch={plan.arch}", f"label={LABEL}plan-id")
+    built = {(image.get("Labels") or {}).get(f"{LABEL}cache-key", "") for image in images}
     device = plan.profile.device
     mine = {gpu.compute_units for gpu in host.gpus() if gpu.arch == plan.arch}
     return Here(

@@ -14,6 +14,7 @@ import msgspec
 from warmstart import engine, log, run
 from warmstart.engine import Capabilities
 from warmstart.errors import InputError, SetupFailed, VerifyFailed
+from warmstart.names import LABEL
 from warmstart.plan import Plan
 
 
@@ -102,7 +103,7 @@ def plan_of(state: Path, caps: Capabilities, current: Plan, ref: str) -> Plan:
 
     Raises InputError for an image of any other plan: its tests would compare it with the wrong one.
     """
-    told = engine.inspect(caps, ref).labels.get("io.warmstart.plan-id", "none")
+    told = engine.inspect(caps, ref).labels.get(f"{LABEL}plan-id", "none")
     if told == current.plan_id:
         return current
     last = None

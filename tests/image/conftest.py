@@ -19,7 +19,7 @@ from testinfra.host import Host
 
 from tests.image.server import Server, ready, tiny_model
 from warmstart import run
-from warmstart.cuts import VENV
+from warmstart.names import VENV
 from warmstart.plan import Plan
 
 ROOT = Path(__file__).parents[2]

@@ -16,7 +16,7 @@ from testinfra.host import Host
 from image import aiter_facts
 from tests.image.conftest import LEAST, MOUNTS, PYTHON, ROOT, planned_arch, random_uid
 from warmstart import patches, run
-from warmstart.cuts import VENV
+from warmstart.names import VENV
 from warmstart.plan import Plan
 
 Script = Callable[..., Any]

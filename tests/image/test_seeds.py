@@ -9,7 +9,8 @@ import pytest
 from testinfra.host import Host
 
 from tests.image.conftest import planned_arch
-from warmstart.plan import HOME, Plan
+from warmstart.names import HOME
+from warmstart.plan import Plan
 
 if planned_arch() == "cpu":
     pytest.skip("an image without Triton", allow_module_level=True)

@@ -12,9 +12,10 @@ import pytest
 
 from tests.unit.test_follow import put
 from tests.unit.test_lease import DEAD, dead, one
-from warmstart import boxes, engines, lease, masking, processes, run, runline
+from warmstart import boxes, engines, lease, masking, processes, run
 from warmstart.boxes import Listed
 from warmstart.errors import NoEngine, UsageError
+from warmstart.names import PRESET
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +51,7 @@ def podman_lists(monkeypatch: pytest.MonkeyPatch, state: Path, *found: Listed) -
         {
             "Id": one.id,
             "Names": [one.name],
-            "Labels": {boxes.LABEL: one.preset},
+            "Labels": {PRESET: one.preset},
             "Pid": one.pid,
             "ExitCode": one.code,
             "StartedAt": one.started,
@@ -132,12 +133,8 @@ def test_without_podman_leases_are_told_alone(tmp_path: Path, place: Path, monke
     assert len(lease.read(place)) == 1  # it is not known to be gone
 
 
-def test_the_label_is_the_run_line_s() -> None:
-    assert boxes.LABEL == runline.LABEL
-
-
 def test_a_container_that_never_ran() -> None:
-    row = {"Id": "c", "Names": ["n"], "Labels": {boxes.LABEL: "a"}, "Pid": 0, "ExitCode": 0, "Created": 7}
+    row = {"Id": "c", "Names": ["n"], "Labels": {PRESET: "a"}, "Pid": 0, "ExitCode": 0, "Created": 7}
     (found,) = boxes.read(json.dumps([row | {"StartedAt": -62135596800}]))
     assert found.started == 7
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from warmstart import plan, toml
+from warmstart import names, toml
 from warmstart.volume import CacheTable
 
 ROOT = Path(__file__).parents[2]
@@ -60,4 +60,4 @@ def test_the_volume_is_told_as_it_is() -> None:
 
 def test_the_hooks_look_where_the_image_has_its_files(hooks: Any) -> None:
     looked = {"lost.json": hooks("warmstart_hooks").LOST, "caches/bans.toml": hooks("warmstart_bans").BANS}
-    assert looked == {name: f"{plan.HOME}/{name}" for name in looked}
+    assert looked == {name: f"{names.HOME}/{name}" for name in looked}
