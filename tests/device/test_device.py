@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.device.conftest import Script, gpu_options
-from tests.image.server import PROMPT, Server, completion, ready, stop, tiny_model, warm
+from tests.image.server import Server, completion, ready, stop, streamed, tiny_model, warm
 from warmstart import host, phases, run
 from warmstart.plan import Plan
 
@@ -88,11 +88,9 @@ def test_the_same_question_brings_the_same_answer(server: Server) -> None:
 
 
 def test_streaming(server: Server) -> None:
-    whole = completion(server)["text"]
-    answer = server.ask("/v1/completions", model="tiny", prompt=PROMPT, max_tokens=32, temperature=0, stream=True)
-    lines = [ln.removeprefix("data: ") for ln in answer.decode().splitlines() if ln.startswith("data: ")]
-    assert lines[-1] == "[DONE]"
-    assert "".join(json.loads(ln)["choices"][0]["text"] for ln in lines[:-1]) == whole
+    pieces = streamed(server)
+    assert len(pieces) > 3
+    assert "".join(pieces) == completion(server)["text"]
 
 
 def test_the_archs_flags_were_given(server: Server, plan: Plan) -> None:

@@ -133,3 +133,11 @@ def completion(server: Server) -> dict[str, Any]:
     answer = server.ask("/v1/completions", model="tiny", prompt=PROMPT, max_tokens=32, temperature=0, logprobs=5)
     choice = json.loads(answer)["choices"][0]
     return {"text": choice["text"], "logprobs": choice["logprobs"], "finish": choice["finish_reason"]}
+
+
+def streamed(server: Server) -> list[str]:
+    """The pieces of the same completion's text, as they arrive."""
+    answer = server.ask("/v1/completions", model="tiny", prompt=PROMPT, max_tokens=32, temperature=0, stream=True)
+    lines = [ln.removeprefix("data: ") for ln in answer.decode().splitlines() if ln.startswith("data: ")]
+    assert lines.pop() == "[DONE]"
+    return [json.loads(line)["choices"][0]["text"] for line in lines]

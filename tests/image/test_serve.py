@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from tests.image.conftest import planned_arch
-from tests.image.server import PROMPT, Server, completion
+from tests.image.server import Server, completion, streamed
 from warmstart import phases
 from warmstart.plan import Plan
 
@@ -28,12 +28,9 @@ def test_the_same_question_brings_the_same_answer(server: Server) -> None:
 
 
 def test_streaming(server: Server) -> None:
-    whole = completion(server)["text"]
-    answer = server.ask("/v1/completions", model="tiny", prompt=PROMPT, max_tokens=32, temperature=0, stream=True)
-    lines = [ln.removeprefix("data: ") for ln in answer.decode().splitlines() if ln.startswith("data: ")]
-    assert lines[-1] == "[DONE]"
-    assert len(lines) > 4
-    assert "".join(json.loads(ln)["choices"][0]["text"] for ln in lines[:-1]) == whole
+    pieces = streamed(server)
+    assert len(pieces) > 3
+    assert "".join(pieces) == completion(server)["text"]
 
 
 def test_chat(server: Server) -> None:
