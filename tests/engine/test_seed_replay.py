@@ -32,21 +32,22 @@ PLATFORMS = ["manylinux2014_x86_64", "manylinux_2_27_x86_64", "manylinux_2_28_x8
 pytestmark = pytest.mark.net
 
 
-def triton(version: str) -> Path:
-    """A folder with this Triton, kept for later runs. Without ptxas and the profiler, which nothing here asks."""
-    folder = WHEELS / version
+def triton(version: str, python: str = "") -> Path:
+    """A folder with this Triton, kept for later runs, for this Python or another. Without ptxas and the profiler."""
+    own = f"{sys.version_info.major}.{sys.version_info.minor}"
+    name = version if python in {"", own} else f"{version}-{python}"
+    folder = WHEELS / name
     if not folder.is_dir():
-        python = f"{sys.version_info.major}.{sys.version_info.minor}"
-        wheels = WHEELS / f"wheel-{version}"
+        wheels = WHEELS / f"wheel-{name}"
         words = [
             sys.executable,
             *"-m pip download --quiet --no-deps --only-binary=:all: --python-version".split(),
-            python,
+            python or own,
         ]
-        words += [word for name in PLATFORMS for word in ("--platform", name)]
+        words += [word for platform in PLATFORMS for word in ("--platform", platform)]
         pip = {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
         run.run([*words, "--dest", str(wheels), f"triton=={version}"], env=pip)
-        partial = WHEELS / f"{version}.new"
+        partial = WHEELS / f"{name}.new"
         shutil.rmtree(partial, ignore_errors=True)
         with zipfile.ZipFile(next(wheels.glob("*.whl"))) as wheel:
             names = [
