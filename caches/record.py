@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-SCHEMA = 1
+SCHEMA = 2  # 1 told strings and types by the same word
 SAME = ("target", "cu", "versions")  # what all files must agree about
 SPEC = ("name", "signature", "constant_keys", "attrs_keys", "attrs_vals")  # the same for many variants of a kernel
 

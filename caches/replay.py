@@ -30,7 +30,7 @@ import standin  # type: ignore[import-not-found]  # noqa: E402
 import verdicts  # type: ignore[import-not-found]  # noqa: E402
 import warmstart_spec  # type: ignore[import-not-found]  # noqa: E402
 
-SCHEMA = 1
+SCHEMA = 2
 UNSET = ("TRITON_CACHE_MANAGER", "WARMSTART_RECORD", "WARMSTART_START", "TRITON_ALWAYS_COMPILE")
 
 
@@ -105,7 +105,7 @@ class Replay:
         except (ReplayError, StopIteration) as problem:
             self.skip(f"{what}, {len(group['variants'])} variants", problem)
             return []
-        names = [parameter.name for parameter in kernel.params]
+        names = list(group["spec"]["signature"])
         found: list[compilers.Task] = []
         for number, (constants, options, key) in enumerate(group["variants"]):
             keys = group["spec"]["constant_keys"]
@@ -113,8 +113,12 @@ class Replay:
             if self.is_banned(kernel.fn.__name__, {**values, **options}):
                 self.banned += 1
                 continue
-            spec = warmstart_spec.fitted({**group["spec"], "constant_vals": constants}) | {"options": options}
-            spec |= {"key": f"replayed {number}", "target": target.__dict__}
+            try:
+                spec = warmstart_spec.fitted({**group["spec"], "constant_vals": constants}, kernel)
+            except ValueError as problem:
+                self.skip(f"{what}, {len(group['variants'])} variants", problem)
+                return []
+            spec |= {"options": options, "key": f"replayed {number}", "target": target.__dict__}
             found.append((kernel, what, json.dumps(spec), key))
         return found
 

@@ -13,6 +13,7 @@ import start_volume  # type: ignore[import-not-found]
 from start_say import say  # type: ignore[import-not-found]
 
 EXIT_NO_CACHE = 65
+MOST_BEFORE = 5  # images before this one that are asked what they used
 USED = "warmstart-used"  # where the hooks describe kernels (sitecustomize/warmstart_ahead.py)
 
 
@@ -143,7 +144,7 @@ def apart(key: Path, code: list[str], why: str, reason: str) -> None:
 
 
 def look_back(manifest: dict[str, Any]) -> None:
-    """Name in WARMSTART_AHEAD where the image before this one described the kernels that it used, for the hooks.
+    """Name in WARMSTART_AHEAD where other images described the kernels that they used, for the hooks; the last first.
 
     A value that the user gave stands, also an empty one.
     """
@@ -152,7 +153,7 @@ def look_back(manifest: dict[str, Any]) -> None:
         (triton,) = relative(key, [manifest["caches"]["triton"]])
         with suppress(OSError):
             if found := start_volume.before(key.parent, key, f"{triton}/{USED}"):
-                os.environ["WARMSTART_AHEAD"] = str(found)
+                os.environ["WARMSTART_AHEAD"] = os.pathsep.join(map(str, found[:MOST_BEFORE]))
 
 
 def record(caches: Caches, command: list[str], gpus: list[dict[str, Any]], seconds: float) -> None:

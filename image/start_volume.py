@@ -87,11 +87,11 @@ def candidates(root: Path, own: Path) -> list[Old]:
     return found
 
 
-def before(root: Path, own: Path, part: str) -> Path | None:
-    """The folder `part` of the key of the same arch that was used last, other than the own one; None without any."""
+def before(root: Path, own: Path, part: str) -> list[Path]:
+    """The folders `part` of keys of the same arch other than the own one, the last used first."""
     keys = [path for path in root.glob(f"{own.name.partition('-')[0]}-*") if path != own and KEY.fullmatch(path.name)]
-    found = [(last_use(key), key / part) for key in keys if is_folder(key / part) and start_key.inside(key, key / part)]
-    return max(found)[1] if found else None
+    keys = [key for key in keys if is_folder(key) and is_folder(key / part) and start_key.inside(key, key / part)]
+    return [key / part for key in sorted(keys, key=last_use, reverse=True)]
 
 
 def is_folder(path: Path) -> bool:

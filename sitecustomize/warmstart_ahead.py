@@ -2,14 +2,16 @@
 
 Another image has another cache key and starts without a kernel, but most of those that a model needs are the same.
 Which, and what each was specialised for, is described beside Triton's cache, in a small file for each kernel and a
-folder for each model. WARMSTART_AHEAD names these folders of the key that was used last (the entry point sets it). All
-of them, those of all autotuners, are given to worker processes at once, in the order in which they were needed. Later
-each is found in the cache, or waited for while it is in work. Nothing is imported, launched or put where a launch finds
-it; what does not fit this image's kernels any more costs a little time beside the load. Standard library only.
+folder for each model. WARMSTART_AHEAD names these folders of other keys, the last used first (the entry point sets it).
+All kernels of the model's, those of all autotuners, are given to worker processes at once, in the order in which they
+were needed. Later an autotuner finds its configurations in the cache, or waits for those in work. Nothing is imported,
+launched or put where a launch finds it; what does not fit this image's kernels any more costs a little time beside the
+load. Standard library only.
 """
 
 import collections
 import contextlib
+import fcntl
 import hashlib
 import importlib
 import json
@@ -22,13 +24,15 @@ from typing import Any
 import warmstart_files as files  # type: ignore[import-not-found] # beside this file
 
 FOLDER = "warmstart-used"  # below Triton's cache
-DONE = "ahead"  # in a model's folder: what the image before knew was compiled
+MARK = "ahead"  # in a model's folder: BEGUN while it is done for the first time, then empty
+BEGUN = b"begun"
 MOST = 1024  # kernels of one model that are described
-LONGEST = 1 << 16  # characters of one description; they have about 2,000
+LONGEST = 1 << 16  # bytes of one description; they have about 2,000
 
 # .folder: descriptions of the model that this process loads; .names: digests of what is described there already;
-# .left: descriptions of the image before whose kernels are in modules that were not imported yet
-state = types.SimpleNamespace(folder="", names=set(), left=[])
+# .wanted: whether this process compiles ahead; .left: what the image before described of modules that were not imported
+# yet; .given: what workers were given; .claim: descriptor of the lock that says that this process does it
+state = types.SimpleNamespace(folder="", names=set(), wanted=False, left=[], given=[], claim=-1)
 
 
 def install(module: Any) -> None:
@@ -58,12 +62,46 @@ def begin(model: str) -> None:
     if not state.folder:  # a draft model is loaded after the one it belongs to
         state.folder = os.path.join(root, FOLDER, folder)
         state.names = {name.removesuffix(".json") for name in listed(state.folder)}
-        watch()
-    before = os.environ.get("WARMSTART_AHEAD")
-    if before and not os.path.exists(os.path.join(state.folder, DONE)):
-        known = [os.path.join(before, folder, name) for name in listed(os.path.join(before, folder))]
-        state.left += sorted(known, key=changed)[:MOST]
-        more()
+        importlib.import_module("warmstart_spec").on_use(sys.modules["triton.runtime.jit"], describe)
+        state.wanted = wanted()
+    if not state.wanted:
+        return
+    for other in filter(None, os.environ.get("WARMSTART_AHEAD", "").split(os.pathsep)):
+        if names := listed(os.path.join(other, folder)):
+            known = sorted((os.path.join(other, folder, name) for name in names), key=changed)
+            state.left += [row for row in (files.read_json(file, LONGEST) for file in known[:MOST]) if row]
+            break
+    more()
+
+
+def wanted() -> bool:
+    """Whether this is the first start of the model under this key, or the one after a first that was broken off.
+
+    A key that has descriptions of its own knows better than another. One process does it for all on this volume.
+    """
+    mark = os.path.join(state.folder, MARK)
+    begun = content(mark)
+    if begun == b"" or (begun is None and state.names) or not os.environ.get("WARMSTART_AHEAD"):
+        return False
+    files.make(state.folder)
+    if not claimed(f"{mark}.lock"):
+        return False
+    files.put(mark, b"" if begun == BEGUN else BEGUN)  # one that breaks off may do so once
+    return True
+
+
+def claimed(file: str) -> bool:
+    """Whether no other process holds this lock; it is held until this one ends. True where there are no locks."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        try:
+            state.claim = os.open(file, flags)
+        except FileNotFoundError:
+            state.claim = os.open(file, flags | os.O_CREAT, 0o666)
+        fcntl.flock(state.claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as problem:
+        return not isinstance(problem, BlockingIOError)
+    return True
 
 
 def more() -> None:
@@ -77,62 +115,47 @@ def more() -> None:
     jobs = collections.deque()  # type: ignore[var-annotated]
     find = importlib.import_module("warmstart_late").found
     to_compile = importlib.import_module("warmstart_spec").to_compile
-    left, state.left = state.left, []
-    for file in left:
+    rows, state.left = state.left, []
+    for row in rows:
         with contextlib.suppress(Exception):
-            row = files.read_json(file)
             if row["module"] not in sys.modules:
-                state.left.append(file)
+                state.left.append(row)
             elif kernel := find(row["module"], row["kernel"]):
                 jobs.append(to_compile(kernel, row, driver.get_current_target()))
     if jobs:
         importlib.import_module("warmstart_count").emit("ahead", kernels=len(jobs))
+        state.given += jobs
         running = [0] * min(len(jobs), compiler.compilers())
         for _ in [*running]:
             threading.Thread(target=work, args=(jobs, running), name="warmstart-ahead", daemon=True).start()
 
 
 def work(jobs: Any, running: "list[int]") -> None:
-    """In a thread: have one after the other compiled until none is left; the last thread notes that."""
-    through = importlib.import_module("warmstart_workers").through
+    """In a thread: have one after the other compiled until none is left; the last thread marks that all are there."""
+    workers = importlib.import_module("warmstart_workers")
     turns = importlib.import_module("warmstart_turns")
     with contextlib.suppress(IndexError):
         while True:
             compile_fn = jobs.popleft()
             with contextlib.suppress(Exception):
-                through(compile_fn, turns.LIMIT, urgent=False)
+                workers.through(compile_fn, turns.LIMIT, urgent=False)
     running.pop()
-    if not running:
-        with contextlib.suppress(OSError):
-            files.make(state.folder)
-            files.put(os.path.join(state.folder, DONE), b"")
+    with contextlib.suppress(Exception):
+        if not running and not state.left and all(workers.cached(*workers.parts(job))[1] for job in state.given):
+            files.put(os.path.join(state.folder, MARK), b"")
 
 
-def watch() -> None:
-    """Describe each kernel that is compiled, or loaded, from now on."""
-    runtime = importlib.import_module("triton.knobs").runtime
-    before = runtime.jit_post_compile_hook
-
-    def compiled(**kwargs: Any) -> Any:
-        with contextlib.suppress(Exception):
-            describe(kwargs)
-        return before(**kwargs) if before is not None else None
-
-    runtime.jit_post_compile_hook = compiled
-
-
-def describe(event: "dict[str, Any]") -> None:
-    """Write the file for what Triton's hook is told, unless it is there: its name needs no reduction to be known."""
-    told = event["compile"]["specialization_data"]
-    name = hashlib.sha256(told.encode()).hexdigest()[:32]
-    if name in state.names or len(state.names) >= MOST or len(told) > LONGEST:
+def describe(kernel: Any, told: "dict[str, Any]", compiled: Any) -> None:
+    """Write the file of a kernel, unless it is there: its name needs no reduction to be known."""
+    text = told["compile"]["specialization_data"]
+    name = hashlib.sha256(text.encode()).hexdigest()[:32]
+    if name in state.names or len(state.names) >= MOST or len(text) > LONGEST // 2:
         return
     state.names.add(name)
-    kernel = event["fn"].jit_function
     recorder = importlib.import_module("warmstart_record")
     if not recorder.generated(kernel.fn.__module__):
         files.make(state.folder)
-        row = recorder.described(kernel, event["compile"])
+        row = recorder.described(kernel, told["compile"])
         files.put(os.path.join(state.folder, f"{name}.json"), json.dumps(row).encode())
 
 
@@ -141,6 +164,13 @@ def listed(folder: str) -> "list[str]":
     with contextlib.suppress(OSError):
         return [name for name in os.listdir(folder) if name.endswith(".json")]
     return []
+
+
+def content(file: str) -> "bytes | None":
+    """The first bytes of a file; None when it is not there."""
+    with contextlib.suppress(OSError), files.opened(file) as data:
+        return bytes(data.read(16))
+    return None
 
 
 def changed(file: str) -> float:

@@ -110,8 +110,10 @@ def pool_of(workers: int) -> Any:
 
 
 def apart(workers: int) -> Any:
-    """warmstart_workers where that many compilers are worth processes of their own, else None."""
-    if workers < FEWEST_WORKERS or os.environ.get("WARMSTART_HOOK_WORKERS") == "0":
+    """warmstart_workers where that many compilers are worth processes of their own, or these run already, else None."""
+    others = sys.modules.get("warmstart_workers")
+    enough = workers >= FEWEST_WORKERS or (others is not None and others.running())
+    if not enough or os.environ.get("WARMSTART_HOOK_WORKERS") == "0":
         return None
     return importlib.import_module("warmstart_workers")
 

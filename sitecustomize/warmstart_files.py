@@ -22,12 +22,12 @@ def opened(path: str) -> BinaryIO:
     return open(fd, "rb")
 
 
-def read_json(path: str) -> Any:
-    """What a JSON file holds; None when it can't be read, or has more than LIMIT bytes."""
+def read_json(path: str, limit: int = LIMIT) -> Any:
+    """What a JSON file holds; None when it can't be read, or has more than `limit` bytes."""
     try:
         with opened(path) as file:
-            text = file.read(LIMIT + 1)
-        return json.loads(text) if len(text) <= LIMIT else None
+            text = file.read(limit + 1)
+        return json.loads(text) if len(text) <= limit else None
     except (OSError, ValueError, RecursionError):
         return None
 

@@ -9,6 +9,7 @@ and each kernel is put where a launch finds it. Standard library only.
 import contextlib
 import hashlib
 import importlib
+import inspect
 import json
 import os
 import sys
@@ -73,28 +74,24 @@ def load_one(file: str) -> None:
 def found(module: str, name: str) -> Any:
     """The kernel of that name in a module that is imported, without what is wrapped around it; None if there is none.
 
-    Nothing is imported: a kernel whose module this model does not use is not needed.
+    Nothing is imported or run: a kernel whose module this model does not use is not needed.
     """
     value: Any = sys.modules.get(module)
     for part in name.split("."):
-        value = getattr(value, part, None)
-    while value is not None and not hasattr(value, "preload"):
-        value = getattr(value, "fn", None)  # an autotuner, a heuristic
+        value = inspect.getattr_static(value, part, None)
+    while value is not None and not hasattr(type(value), "preload"):
+        value = inspect.getattr_static(value, "fn", None)  # an autotuner, a heuristic
     return value
 
 
 def watch(folder: str, known: set[str]) -> None:
     """Describe in `folder` each kernel that is compiled or loaded from now on."""
-    runtime = importlib.import_module("triton.knobs").runtime
-    before = runtime.jit_post_compile_hook
 
-    def compiled(**kwargs: Any) -> Any:
-        with contextlib.suppress(Exception):
-            if len(known) < MOST and (name := describe(folder, kwargs)):
-                known.add(name)
-        return before(**kwargs) if before is not None else None
+    def take(kernel: Any, told: dict[str, Any], compiled: Any) -> None:
+        if len(known) < MOST and (name := describe(folder, told)):
+            known.add(name)
 
-    runtime.jit_post_compile_hook = compiled
+    importlib.import_module("warmstart_spec").on_use(sys.modules["triton.runtime.jit"], take)
 
 
 def describe(folder: str, event: dict[str, Any]) -> str:

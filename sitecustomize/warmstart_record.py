@@ -30,26 +30,18 @@ warned: "set[str]" = set()
 
 def kernels(module: Any) -> None:
     """Watch triton.runtime.jit: every kernel that was compiled or found in a cache is written down."""
-    if not os.environ.get("WARMSTART_RECORD") or hasattr(module.JITFunction._call_hook, "warmstart"):
-        return
-    call = module.JITFunction._call_hook
+    if os.environ.get("WARMSTART_RECORD"):
+        importlib.import_module("warmstart_spec").on_use(module, used, left_out)
 
-    def _call_hook(self: Any, hook: Any, *args: Any, **kwargs: Any) -> Any:
-        def collect(**told: Any) -> None:
-            # Triton calls before it compiles and after; only then is the kernel in its table.
-            compiled = told["compile"]
-            kernel = self.device_caches[compiled["device"]][0].get(told["key"])
-            if kernel is not None and not hasattr(kernel, "result"):
-                put(kernel_row(self, compiled, kernel))
 
-        try:
-            call(self, collect, *args, **kwargs)
-        except Exception as problem:
-            put({"left out": f"{self.fn.__module__}.{self.fn.__qualname__}", "why": type(problem).__name__})
-        return call(self, hook, *args, **kwargs)
+def used(kernel: Any, told: "dict[str, Any]", compiled: Any) -> None:
+    """Write down one kernel."""
+    put(kernel_row(kernel, told["compile"], compiled))
 
-    _call_hook.warmstart = True  # type: ignore[attr-defined]
-    module.JITFunction._call_hook = _call_hook
+
+def left_out(kernel: Any, problem: Exception) -> None:
+    """Write down that there was one which can't be described."""
+    put({"left out": f"{kernel.fn.__module__}.{kernel.fn.__qualname__}", "why": type(problem).__name__})
 
 
 def artefacts(module: Any) -> None:

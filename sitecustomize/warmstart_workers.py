@@ -28,8 +28,7 @@ import warmstart_turns as turns  # type: ignore[import-not-found]
 
 PROGRAM = "import sys; sys.path[:] = {path!r}; import warmstart_workers; warmstart_workers.serve({reply})"
 IDLE = 60.0  # seconds after which a server with nothing to do ends
-NICE = 10  # of what nobody waits for yet
-JOB = struct.Struct("<I?Q")  # number, whether somebody waits for it, bytes that follow
+JOB = struct.Struct("<IQ")  # number, bytes that follow
 REPLY = struct.Struct("<I?")  # number, whether it was compiled; in one write, which is never torn
 READY = 0  # the number of the server's own reply
 
@@ -73,10 +72,10 @@ def through(compile_fn: Any, patience: float, *, urgent: bool = True) -> bool:
     if not ready.wait(patience):
         return False
     with turns.turn(key or str(id(job)), urgent) as mine:
-        return mine and not cached(*found)[1] and sent(job, found, urgent)
+        return mine and not cached(*found)[1] and sent(job, found)
 
 
-def sent(job: bytes, found: tuple[Any, ...], urgent: bool) -> bool:
+def sent(job: bytes, found: tuple[Any, ...]) -> bool:
     """Have the server compile a job; whether it did."""
     global compiled
     number, answer, jobs = next(numbers), Future(), {}  # type: ignore[var-annotated]
@@ -84,7 +83,7 @@ def sent(job: bytes, found: tuple[Any, ...], urgent: bool) -> bool:
         with lock:
             jobs, pipe = server.jobs, server.process.stdin
             jobs[number] = answer
-            pipe.write(JOB.pack(number, urgent, len(job)) + job)
+            pipe.write(JOB.pack(number, len(job)) + job)
             pipe.flush()
         done = bool(answer.result(turns.LIMIT))
     except (OSError, ValueError, AttributeError):  # the server has ended, and the pipe with it
@@ -116,7 +115,7 @@ def start(target: Any) -> None:
     finally:
         os.close(give)
     hello = pickle.dumps(target)
-    process.stdin.write(JOB.pack(READY, True, len(hello)) + hello)  # type: ignore[union-attr]
+    process.stdin.write(JOB.pack(READY, len(hello)) + hello)  # type: ignore[union-attr]
     process.stdin.flush()  # type: ignore[union-attr]
     server.process, server.owner, server.jobs, server.ready = process, os.getpid(), {}, threading.Event()
     reader = threading.Thread(target=listen, args=(take, process, server.jobs, server.ready), daemon=True)
@@ -204,7 +203,7 @@ def serve(reply: int) -> None:
     """Fork a child for each job on stdin and tell on `reply` what became of it, until stdin closes."""
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as score:
         score.write("500")  # when memory runs out, a compiler goes before the engine
-    warm_up(read_exactly(JOB.unpack(read_exactly(JOB.size))[2]))
+    warm_up(read_exactly(JOB.unpack(read_exactly(JOB.size))[1]))
     woken, wake = os.pipe()
     for end in (woken, wake):
         os.set_blocking(end, False)
@@ -212,6 +211,16 @@ def serve(reply: int) -> None:
     signal.set_wakeup_fd(wake)
     os.write(reply, REPLY.pack(READY, True))
     children: dict[int, int] = {}
+    try:
+        answer(reply, woken, children)
+    finally:
+        for pid in children:  # nobody is there any more for what they compile
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def answer(reply: int, woken: int, children: dict[int, int]) -> None:
+    """Do jobs until stdin closes, or there was none for a while; `children` are process ids and numbers of jobs."""
     waiting = b""
     while True:
         readable = select.select([0, woken], [], [], None if children else IDLE)[0]
@@ -226,10 +235,10 @@ def serve(reply: int) -> None:
             if not data:
                 return
             waiting += data
-            while len(waiting) >= JOB.size and len(waiting) >= JOB.size + (size := JOB.unpack_from(waiting)[2]):
-                (number, urgent, _), job = JOB.unpack_from(waiting), waiting[JOB.size : JOB.size + size]
+            while len(waiting) >= JOB.size and len(waiting) >= JOB.size + (size := JOB.unpack_from(waiting)[1]):
+                number, job = JOB.unpack_from(waiting)[0], waiting[JOB.size : JOB.size + size]
                 waiting = waiting[JOB.size + size :]
-                children[fork(job, 0 if urgent else NICE)] = number
+                children[fork(job)] = number
 
 
 def read_exactly(size: int) -> bytes:
@@ -268,8 +277,8 @@ def ended(children: dict[int, int]) -> list[tuple[int, bool]]:
     return found
 
 
-def fork(job: bytes, nice: int) -> int:
-    """A child that compiles `job`, less urgently by `nice`; its process id."""
+def fork(job: bytes) -> int:
+    """A child that compiles `job`, or ends when nobody waits for it any more; its process id."""
     pid = os.fork()
     if pid:
         return pid
@@ -277,7 +286,7 @@ def fork(job: bytes, nice: int) -> int:
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # the assembler is a child of this one
-        os.nice(nice)
+        signal.alarm(int(turns.LIMIT))
         compile_packed(job)
         code = 0
     finally:

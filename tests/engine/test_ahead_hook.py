@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.test_seed_replay import CONFIGS, KERNELS, LATEST, Machine
+from tests.engine.test_seed_replay import CONFIGS, KERNELS, LATEST, ROOT, Machine, tool
 
 pytestmark = pytest.mark.net
 FOUND = KERNELS - 1  # the kernel that a function makes has no name to find it by
@@ -71,20 +71,34 @@ def test_another_model_has_other_kernels(tmp_path: Path) -> None:
     assert "add" in str(done["compiled"])  # which no autotuner had compiled apart
 
 
-def test_what_was_begun_and_broken_off_is_done_by_the_next_start(tmp_path: Path) -> None:
+def test_what_was_broken_off_is_done_by_the_next_start(tmp_path: Path) -> None:
     _, used = before(tmp_path / "old")
     new, _ = after(tmp_path / "new", used)
-    (folder,) = (new.volume / "triton/warmstart-used").iterdir()
-    assert (folder / "ahead").read_bytes() == b""
-    for entry in (new.volume / "triton").glob("*/add.hsaco"):
-        shutil.rmtree(entry.parent)
-    _, told = after(tmp_path / "new", used)
-    assert "add" in str(told["compiled"])  # it is done: nothing is looked at a second time
-    for entry in (new.volume / "triton").glob("*/add.hsaco"):
-        shutil.rmtree(entry.parent)
-    (folder / "ahead").unlink()
-    _, told = after(tmp_path / "new", used)
-    assert told["compiled"] == []
+    (mark,) = (new.volume / "triton/warmstart-used").glob("*/ahead")
+    assert mark.read_bytes() == b""
+
+    def without_add() -> Any:
+        for entry in (new.volume / "triton").glob("*/add.hsaco"):
+            shutil.rmtree(entry.parent)
+        return after(tmp_path / "new", used)[1]["compiled"]
+
+    assert "add" in str(without_add())  # it was done: nothing is looked at a second time
+    mark.write_text("begun")
+    assert without_add() == []
+
+
+def test_what_could_not_be_compiled_is_not_done(tmp_path: Path) -> None:
+    _, used = before(tmp_path / "old")
+    (folder,) = used.iterdir()
+    row = json.loads(next(folder.glob("*.json")).read_text())
+    row["spec"]["signature"]["x"] = "*nonsense"
+    (folder / "0.json").write_text(json.dumps(row))
+    new, done = after(tmp_path / "new", used)
+    assert done["apart"] == FOUND
+    (mark,) = (new.volume / "triton/warmstart-used").glob("*/ahead")
+    assert mark.read_text() == "begun"
+    after(tmp_path / "new", used)  # once more, and that is all
+    assert mark.read_text() == ""
 
 
 def test_what_is_no_description_is_passed_over(tmp_path: Path) -> None:
@@ -100,6 +114,74 @@ def test_what_is_no_description_is_passed_over(tmp_path: Path) -> None:
     os.mkfifo(folder / "pipe.json")
     _, done = after(tmp_path / "new", used)
     assert (done["apart"], done["said"]) == (FOUND, [])
+
+
+OWN = """
+import triton
+import triton.language as tl
+
+@triton.jit
+def own(x, {parameters}, B: tl.constexpr):
+    at = tl.arange(0, B)
+    value = tl.load(x + at)
+    tl.store(x + at, {value})
+
+def use(x):
+    own[(1,)](x, {arguments}, B=64)
+"""
+AMBIGUOUS = {  # what Triton's key does not tell apart: parameters and value in the old image, and in the new one
+    "a string that names a type": (
+        ("KIND: tl.constexpr", "value * 2 if KIND == 'fp16' else value * 3", "KIND='fp16'"),
+        ("KIND: tl.constexpr", "value * 2 if KIND == 'fp16' else value * 3", "KIND='fp16'"),
+    ),
+    "parameters in another order": (
+        ("scale, shift", "value if scale is None else value * 5", "shift=7, scale=None"),
+        ("shift, scale", "value if shift is None else value + shift", "shift=7, scale=None"),
+    ),
+}
+
+
+@pytest.mark.parametrize("version", [LATEST, "3.6.0"])
+@pytest.mark.parametrize("what", AMBIGUOUS)
+def test_no_kernel_has_the_code_of_another(tmp_path: Path, what: str, version: str) -> None:
+    """Compiled ahead, from a record, or when it is launched: the same key, the same code."""
+    here = tmp_path / "own_kernels.py"  # one place: code holds the path of its source
+    old, new, alone, seeded = (Machine(tmp_path / name, version, "gfx1151", 32) for name in "abcd")
+    for machine in (old, new, alone, seeded):
+        machine.folder.mkdir()
+        machine.path += f":{tmp_path}"
+    texts = [OWN.format(parameters=p, value=v, arguments=a) for p, v, a in AMBIGUOUS[what]]
+    here.write_text(texts[0])
+    old.use("own", MODEL="me/tiny", WARMSTART_RECORD=str(old.folder / "rows"))
+    tool(old.python(ROOT / "caches/record.py", old.folder / "rows", "-o", old.folder / "record.json"))
+    here.write_text(texts[1])
+    apart = {"APART": "1", "WARMSTART_HOOK_WORKERS": "1", "SLOWLY": "1"}
+    new.use("own", MODEL="me/tiny", WARMSTART_AHEAD=str(old.volume / "triton/warmstart-used"), **apart)
+    seeded.replayed(old.folder / "record.json")
+    for machine in (alone, seeded):
+        machine.use("own")
+    right = code(alone.volume)
+    assert len(right) == 1
+    for machine in (new, seeded):
+        assert {key: code(machine.volume).get(key) for key in right} == right, machine.folder.name
+
+
+def code(volume: Path) -> dict[str, bytes]:
+    """Triton's key of each kernel in a cache → its code."""
+    return {file.parent.name: file.read_bytes() for file in (volume / "triton").glob("*/*.hsaco")}
+
+
+@pytest.mark.parametrize("version", [LATEST, "3.6.0"])
+def test_what_json_can_not_hold_is_launched_all_the_same(tmp_path: Path, version: str) -> None:
+    machine = Machine(tmp_path, version, "gfx1151", 32)
+    parameters, value = "KINDS: tl.constexpr", "value.to(KINDS[0]).to(tl.float32)"
+    text = OWN.format(parameters=parameters, value=value, arguments="KINDS=(tl.float16, tl.bfloat16)")
+    (tmp_path / "own_kernels.py").write_text(text)
+    machine.path += f":{tmp_path}"
+    for env in ({"MODEL": "me/tiny"}, {"WARMSTART_RECORD": str(tmp_path / "rows"), "MODEL": "me/other"}):
+        assert machine.use("own", **env)["launched"] == 1
+    assert not list((machine.volume / "triton/warmstart-used").glob("*/*.json"))
+    assert "left out" in next((tmp_path / "rows").iterdir()).read_text()
 
 
 def test_off(tmp_path: Path) -> None:

@@ -437,7 +437,7 @@ def test_what_workers_do_or_not_is_compiled_here(
 
 def test_few_processors_use_threads(hook: Any, mode: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WARMSTART_HOOK_WORKERS")
-    workers = workers_module(True)
+    workers = workers_module(True, running=False)
     monkeypatch.setitem(sys.modules, "warmstart_workers", workers)
     monkeypatch.setattr(hook.os, "sched_getaffinity", lambda pid: set(range(hook.FEWEST_WORKERS - 1)))
     t = tuner(hook, mode)

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.unit import pretended_triton
+
 HOOKS = Path(__file__).parents[2] / "sitecustomize"
 
 
@@ -57,33 +59,31 @@ def late(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     monkeypatch.syspath_prepend(str(HOOKS))
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
     monkeypatch.delenv("WARMSTART_SEED", raising=False)
-    knobs: Any = types.ModuleType("triton.knobs")
-    knobs.runtime = types.SimpleNamespace(jit_post_compile_hook=None)
+    runtime = pretended_triton.install(monkeypatch)
     model: Any = types.ModuleType("model")
     model.plain, model.inner = Kernel(), Kernel()
     model.tuned = Wrapped(Wrapped(model.inner))
-    for module in (knobs, model):
-        monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setitem(sys.modules, "model", model)
     found = importlib.import_module("warmstart_late")
     found_any: Any = types.SimpleNamespace(
-        hook=found, knobs=knobs, model=model, folder=tmp_path / "triton" / found.FOLDER
+        hook=found, runtime=runtime, model=model, folder=tmp_path / "triton" / found.FOLDER
     )
     return found_any
 
 
 def start(late: Any) -> Monitor:
     """One process up to where vLLM is ready."""
-    late.knobs.runtime.jit_post_compile_hook = None
-    monitor = Monitor(late.knobs.runtime)
+    late.runtime.jit_post_compile_hook = None
+    takers = getattr(sys.modules["triton.runtime.jit"].JITFunction._call_hook, "takers", [])
+    takers.clear()
+    monitor = Monitor(late.runtime)
     late.hook.install(monitor)
     assert monitor.activate(verbose=False) == "activated"
     return monitor
 
 
-def compile_now(late: Any, name: str, specialization: str, **event: Any) -> None:
-    kernel = types.SimpleNamespace(module="model", name=name)
-    hook = late.knobs.runtime.jit_post_compile_hook
-    hook(fn=kernel, compile={"specialization_data": specialization}, is_manual_warmup=False, **event)
+def compile_now(late: Any, name: str, specialization: Any, *, warmup: bool = False) -> None:
+    pretended_triton.kernel("model", name).compile(specialization, warmup=warmup)
 
 
 def test_what_one_start_met_late_the_next_loads_ahead(late: Any) -> None:
@@ -177,8 +177,14 @@ def test_no_module_is_imported(late: Any, tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_manual_warm_up_is_not_late(late: Any) -> None:
     start(late)
-    kernel = types.SimpleNamespace(module="model", name="plain")
-    late.knobs.runtime.jit_post_compile_hook(fn=kernel, compile={"specialization_data": "one"}, is_manual_warmup=True)
+    compile_now(late, "plain", "one", warmup=True)
+    assert not late.folder.exists()
+
+
+def test_what_can_not_be_told_is_launched_all_the_same(late: Any) -> None:
+    """A layout as a constant, say: with a hook of Triton's own set, its launch would fail."""
+    late.hook.watch(str(late.folder), set())
+    compile_now(late, "plain", TypeError("Object of type BlockedLayout is not JSON serializable"))
     assert not late.folder.exists()
 
 
@@ -203,7 +209,5 @@ def test_a_cache_that_can_not_be_written_stops_nothing(late: Any) -> None:
 def test_without_a_cache_nothing_is_kept(late: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_CACHE_DIR")
     start(late)
-    compile_now_hook = late.knobs.runtime.jit_post_compile_hook
-    assert compile_now_hook is not None
     compile_now(late, "plain", "one")
     assert not late.folder.exists()

@@ -155,12 +155,12 @@ def test_an_arch_in_others_words(tools: Any, arch: str, version: str, step: int,
     [
         ([], "", "no record given"),
         (["{"], "", "0.json is no record"),
-        (['{"schema": 1}'], "", "0.json is no record"),
-        (['{"schema": 2, "target": {"backend": "hip"}, "kernels": []}'], "", "another version"),
-        (['{"schema": 1, "target": {"backend": "cuda"}, "kernels": []}'], "gfx942", "say nothing about gfx942"),
+        (['{"schema": 2}'], "", "0.json is no record"),
+        (['{"schema": 0, "target": {"backend": "hip"}, "kernels": []}'], "", "another version"),
+        (['{"schema": 2, "target": {"backend": "cuda"}, "kernels": []}'], "gfx942", "say nothing about gfx942"),
         (
             [
-                f'{{"schema": 1, "target": {{"backend": "hip", "arch": "{a}"}}, "kernels": []}}'
+                f'{{"schema": 2, "target": {{"backend": "hip", "arch": "{a}"}}, "kernels": []}}'
                 for a in ("gfx942", "gfx950")
             ],
             "",

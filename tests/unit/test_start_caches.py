@@ -696,13 +696,18 @@ def test_the_hooks_are_told_what_the_image_before_used(start: Start, monkeypatch
     assert "WARMSTART_AHEAD" not in os.environ
     described(start, "gfx1151-000000000001", 0)  # another arch's
     described(start, KEY, 0)  # the own one
-    described(start, "cpu-000000000002", 9)
+    first = described(start, "cpu-000000000002", 9)
     last = described(start, "cpu-000000000003", 3)
     fill(start.root / "cpu-000000000004" / "triton")  # it has none
     described(start, "cpu-backup", 1)
     link = start.root / "cpu-000000000005"
     link.mkdir()
     (link / "triton").symlink_to(start.root / "cpu-000000000003" / "triton")
+    (start.root / "cpu-000000000006").symlink_to(start.root / "cpu-000000000003")
+    start("cpu", "true")
+    assert os.environ["WARMSTART_AHEAD"] == f"{last}:{first}"
+    monkeypatch.setattr(start.parts["start_caches"], "MOST_BEFORE", 1)
+    monkeypatch.delenv("WARMSTART_AHEAD")
     start("cpu", "true")
     assert os.environ["WARMSTART_AHEAD"] == str(last)
     for given in ("", "/mine"):
