@@ -5,12 +5,12 @@ Goals: `--help` ≤ 0.080 s, `plan --json` ≤ 0.150 s, rendering all archs ≤ 
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import resource
 import statistics
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -45,7 +45,9 @@ def median(argv: Sequence[str], runs: int) -> float:
 
 def main() -> None:
     """Print the figures as JSON."""
-    runs = int(sys.argv[1]) if len(sys.argv) > 1 else 9
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="?", type=int, default=9)
+    runs = parser.parse_args().runs
     figures = {
         "python -c pass": median([PYTHON, "-c", "pass"], runs),
         "build.py --help": median([PYTHON, "build.py", "--help"], runs),

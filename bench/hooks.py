@@ -6,12 +6,12 @@ is never checked), one without. Goal: ≤ 0.25 ms. WARMSTART_HOOKS=0 in a third,
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shutil
 import statistics
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -42,8 +42,11 @@ def start(python: str, env: dict[str, str]) -> float:
 
 def main() -> None:
     """Print the figures as JSON."""
-    starts = int(sys.argv[1]) if len(sys.argv) > 1 else 300
-    python = sys.argv[2] if len(sys.argv) > 2 else "/usr/bin/python3"
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("starts", nargs="?", type=int, default=300)
+    parser.add_argument("python", nargs="?", default="/usr/bin/python3")
+    asked = parser.parse_args()
+    starts, python = asked.starts, asked.python
     with tempfile.TemporaryDirectory() as place:
         bare = environment(python, Path(place, "bare"), hooks=False)
         with_hooks = environment(python, Path(place, "hooks"), hooks=True)

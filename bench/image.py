@@ -6,11 +6,11 @@ own and puts back what was there. Goals: cold ≤ 200 s, nothing to do ≤ 3 s, 
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shutil
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -36,7 +36,9 @@ def build(arch: str, *flags: str) -> dict[str, object]:
 
 def main() -> None:
     """Print the figures as JSON."""
-    arch = sys.argv[1] if len(sys.argv) > 1 else "cpu"
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("arch", nargs="?", default="cpu")
+    arch = parser.parse_args().arch
     kept = STATE / "wheels.kept"
     if (STATE / "wheels").exists():
         (STATE / "wheels").rename(kept)

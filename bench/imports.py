@@ -10,6 +10,7 @@ hashes (temperature 0; drawn with a seed) must be the same from all of them. Goa
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import os
@@ -85,8 +86,11 @@ def main() -> None:
     from tests.image.server import serve, stop, tiny_model
     from warmstart import engine, probe, run
 
-    image = sys.argv[1] if len(sys.argv) > 1 else "localhost/warmstart/vllm:cpu"
-    rounds = int(sys.argv[2]) if len(sys.argv) > 2 else 3
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("image", nargs="?", default="localhost/warmstart/vllm:cpu")
+    parser.add_argument("rounds", nargs="?", type=int, default=3)
+    asked = parser.parse_args()
+    image, rounds = asked.image, asked.rounds
     os.environ |= engine.environment(probe.probe(ROOT / ".warmstart"))
     made = "localhost/warmstart-bench/stock"
     stock(image, made)

@@ -6,6 +6,7 @@ the CPU has no kernels of Triton) is made, pulled into a new volume, and started
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shlex
@@ -23,7 +24,9 @@ def main() -> None:
     from tests.image.server import FLAGS, serve, stop, tiny_model
     from warmstart import engine, probe, run
 
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 1
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rounds", nargs="?", type=int, default=1)
+    rounds = parser.parse_args().rounds
     os.environ |= engine.environment(probe.probe(ROOT / ".warmstart"))
     seconds: dict[str, list[float]] = {}
     verb = [sys.executable, str(ROOT / "build.py"), "seed"]

@@ -7,6 +7,7 @@ volume, no settings for caches. Goal: warm ≤ 0.45 of plain.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import statistics
@@ -28,8 +29,11 @@ def main() -> None:
     from tests.image.server import serve, stop, tiny_model
     from warmstart import engine, probe, run
 
-    image = sys.argv[1] if len(sys.argv) > 1 else "localhost/warmstart/vllm:cpu"
-    rounds = int(sys.argv[2]) if len(sys.argv) > 2 else 1
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("image", nargs="?", default="localhost/warmstart/vllm:cpu")
+    parser.add_argument("rounds", nargs="?", type=int, default=1)
+    asked = parser.parse_args()
+    image, rounds = asked.image, asked.rounds
     os.environ |= engine.environment(probe.probe(ROOT / ".warmstart"))
     plain = "localhost/warmstart-bench/plain"
     file = ROOT / ".warmstart" / "plain.Containerfile"

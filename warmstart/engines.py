@@ -156,9 +156,13 @@ def _row(state: Path, place: Path, one: Lease, now: float, listed: Sequence[List
         "warning": one.warning,
         "log": one.log,
     }
-    if lease.alive(one, now) or (one.state == "stopping" and now < one.expires):
+    stops = one.state == "stopping" and now < one.expires and processes.began(one.stopper) == one.stopper_began > 0
+    if lease.alive(one, now) or stops:
+        if one.state == "stopping" and not stops:
+            row["why"] = f"who stopped it was stopped too; `{hints.command('down', one.preset)}` does it"
         return row
     row["state"], row["why"] = _dead(state, place, one, listed)
+    row["bytes"] = one.bytes if row["state"] == one.state else 0  # an engine that ended has nothing
     if one.stopped:
         row["why"] += f"; `{hints.command('down', one.preset)}` starts {', '.join(one.stopped)} again"
     elif row["state"] == "gone":

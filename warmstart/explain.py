@@ -92,7 +92,7 @@ def text(told: Explained) -> str:
     lines.append("  caches: kept" if told.same_cache_key else "  caches: a new key, the first start is cold")
     for stage, again in told.rebuilds.items():
         lines.append(
-            f"  rebuilds in {stage}: {len(again)} instructions from `{again[0][:90]}`"
+            f"  rebuilds in {stage}: {len(again)} instruction{'s' * (len(again) != 1)} from `{again[0][:90]}`"
             if again
             else f"  drops from {stage}"
         )

@@ -73,6 +73,10 @@ def judge(
         return _untold(force=force)
     wanted = need(model, wish, limits, shared=offer.shared)
     judgement = _fit(offer, wanted, wish, model) or _refusal(offer, wanted, wish, model, limits)
+    if 0 < model.context < wish.context:
+        longer = f"max-model-len {wish.context}: the model was made for {model.context} tokens, and vLLM refuses more"
+        stretched = "unless its configuration stretches them (rope scaling)"
+        judgement = msgspec.structs.replace(judgement, notes=(*judgement.notes, f"{longer} {stretched}"))
     return _forced(judgement, offer, wanted) if force and not judgement.fits else judgement
 
 
@@ -215,11 +219,13 @@ def _context(offer: Budget, wish: Asked, model: Model, limits: Limits) -> int:
         tried = need(model, shorter, limits, shared=offer.shared)
         return tried.fixed + tried.kv_least <= offer.free
 
-    low, high = 0, -(-wish.context // CONTEXT_STEP)
+    # More than the model was made for is nothing to advise, however much fits.
+    most = min(wish.context, model.context or wish.context)
+    low, high = 0, -(-most // CONTEXT_STEP)
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if fits(middle) else (low, middle - 1)
-    return min(low * CONTEXT_STEP, wish.context)
+    return min(low * CONTEXT_STEP, most)
 
 
 def _forced(judgement: Judgement, offer: Budget, wanted: Need) -> Judgement:

@@ -51,6 +51,8 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     before: dict[str, int] = {}  # bytes that were in use on each device when it came
     warning: str = ""  # what it does to the machine's memory; empty when all is well
     reason: str = ""  # why it was stopped, when that was for its memory
+    stopper: int = 0  # pid of who stops it
+    stopper_began: int = 0
 
     @property
     def name(self) -> tuple[int, int, float]:

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 TICK = 0.2  # seconds between two updates of the live line: fast enough to look alive, slow enough to cost nothing
+SILENCE = 15.0  # seconds without a line after which a step tells what it is at, where there is no live line
 
 
 class _Settings:
@@ -69,16 +70,20 @@ def error(message: str, hint: str = "", code: int = 1) -> None:
 
 
 class Step:
-    """The running step; `note` shows what it is at (a live line on a terminal only)."""
+    """The running step; `note` shows what it is at."""
 
-    def __init__(self, title: str) -> None:
-        self.title = title
-        self.started = time.monotonic()
+    def __init__(self, title: str, *, live: bool) -> None:
+        self.title, self.live = title, live
+        self.started = self._printed = time.monotonic()
         self.detail = ""
 
     def note(self, detail: str) -> None:
-        """Show `detail` behind the step's title until the next note."""
+        """Show `detail` behind the step's title until the next note; without a terminal as a line, now and then."""
         self.detail = detail
+        now = time.monotonic()
+        if not self.live and not settings.quiet and detail and now - self._printed >= SILENCE:
+            self._printed = now
+            _print(f"  {self.seconds:.0f} s  {_printable(detail)}")
 
     @property
     def seconds(self) -> float:
@@ -96,9 +101,9 @@ def step(title: str) -> Iterator[Step]:
 
     On a terminal: one line that counts seconds. In CI: a fold group. With --json: begin and end events.
     """
-    current = Step(title)
-    event("step", title=title, state="begin")
     live = sys.stderr.isatty() and not (settings.quiet or settings.debug or settings.json)
+    current = Step(title, live=live)
+    event("step", title=title, state="begin")
     if live:
         with _lock:
             _running.append(current)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
-from warmstart import boxes, container, gpus, hints, holders, lease, log, run, runline
+from warmstart import boxes, container, gpus, hints, holders, lease, log, processes, run, runline
 from warmstart.engine import Capabilities
-from warmstart.errors import MemoryKept, NoEngine
+from warmstart.errors import Interrupted, MemoryKept, NoEngine, Terminated
 from warmstart.lease import Lease
 
 LATE = 60  # seconds that a container may take to go, beyond its grace, before `status` looks for itself
@@ -54,14 +55,21 @@ def _drained(one: Lease) -> int:
 
 
 def undo(caps: Capabilities, place: Path, mine: Lease) -> None:
-    """After Ctrl-C: the container is stopped and removed, the lease given back."""
-    _stop(caps, place, mine, SHORT)
+    """After Ctrl-C: the container is stopped and removed, the lease given back. After one more it is killed."""
+    try:
+        _stop(caps, place, mine, SHORT)
+    except (Interrupted, Terminated):
+        container.remove(caps, mine.container)
+        lease.release(place, mine)
+        raise
     lease.release(place, mine)
 
 
 def _stop(caps: Capabilities, place: Path, one: Lease, grace: int) -> None:
     """Stop and remove a container; its lease says so first, for whoever looks meanwhile."""
-    lease.update(place, one, state="stopping", expires=time.time() + grace + LATE)
+    me = os.getpid()
+    by = {"stopper": me, "stopper_began": processes.began(me)}
+    lease.update(place, one, state="stopping", expires=time.time() + grace + LATE, **by)
     with log.step(f"stopping {one.preset}"):
         container.stop(caps, one.container, grace)
         container.remove(caps, one.container)

@@ -148,12 +148,21 @@ def test_an_engine_never_used_here_is_not_put_to_the_proof(tmp_path: Path, monke
 @pytest.mark.usefixtures("no_container")
 def test_what_is_being_stopped_is_not_gone(tmp_path: Path, place: Path) -> None:
     """`down` removed the container, and has the lease still."""
-    held = dead("a", container_id="c1", state="stopping")
+    me = os.getpid()
+    by = {"stopper": me, "stopper_began": processes.began(me)}
+    held = dead("a", container_id="c1", state="stopping", **by)
     lease.take(place, msgspec.structs.replace(held, expires=time.time() + 9), {})
     assert "a: stopping since" in engines.text(engines.status(tmp_path))
-    lease.update(place, held, expires=time.time() - 1)  # it was killed over that
+    lease.update(place, held, stopper_began=1)  # it was killed over that
     assert "its container was removed" in engines.text(engines.status(tmp_path))
     assert lease.read(place) == ()
+
+
+@pytest.mark.usefixtures("no_container")
+def test_a_stop_that_was_broken_off_is_told(tmp_path: Path, place: Path) -> None:
+    lease.take(place, running("a", state="stopping", stopper=os.getpid(), stopper_began=1), {})
+    assert "a: stopping since" in engines.text(engines.status(tmp_path))
+    assert "who stopped it was stopped too" in engines.text(engines.status(tmp_path))
 
 
 @pytest.mark.usefixtures("no_container")

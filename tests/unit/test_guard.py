@@ -150,6 +150,16 @@ def test_by_make_the_advice_is_in_its_words(tmp_path: Path, monkeypatch: pytest.
     assert found.hint.startswith("ARGS='--set max-model-len=40448' fits")
 
 
+def test_more_than_the_model_was_made_for_is_told_and_not_advised(tmp_path: Path) -> None:
+    short = msgspec.structs.replace(HYBRID, context=2048)
+    found = judged(tmp_path, "strix-halo-96g", short, {**SMALL, "max-model-len": "4096"})
+    assert found.fits
+    assert "made for 2048 tokens" in found.notes[-1]
+    assert not any("made for" in note for note in judged(tmp_path, "strix-halo-96g", HYBRID, SMALL).notes)
+    refused = judged(tmp_path, "rx7600xt-desktop", short, {**SMALL, "max-model-len": "1000000000"})
+    assert refused.hint.startswith("--set max-model-len=2048 fits")
+
+
 def test_what_is_advised_fits(tmp_path: Path) -> None:
     assert judged(tmp_path, "rx7600xt-desktop", HYBRID, {**SMALL, "max-model-len": "40448"}).fits
     assert not judged(tmp_path, "rx7600xt-desktop", HYBRID, {**SMALL, "max-model-len": "40704"}).fits

@@ -31,6 +31,24 @@ def _settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     log.configure()
 
 
+def test_a_long_step_in_a_pipe_says_now_and_then_what_it_is_at(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    with log.step("work") as step:
+        for second in range(100, 140):
+            now[0] = float(second)
+            step.note(f"at {second}")
+        step.note("")
+    assert capsys.readouterr().err.splitlines()[1:-1] == ["  15 s  at 115", "  30 s  at 130"]
+    log.configure(quiet=True)
+    with log.step("work") as step:
+        now[0] += 100
+        step.note("quiet")
+    assert capsys.readouterr().err == ""
+
+
 def test_a_step_in_a_pipe_is_two_lines(capsys: pytest.CaptureFixture[str]) -> None:
     with log.step("work"):
         pass

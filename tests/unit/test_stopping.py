@@ -44,6 +44,21 @@ def test_the_lease_says_that_it_is_being_stopped(
     assert lease.read(place) == ()
 
 
+def test_a_second_ctrl_c_kills_what_the_first_one_stops(
+    tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise Interrupted("stopped")
+
+    removed: list[str] = []
+    monkeypatch.setattr(container, "stop", interrupted)
+    monkeypatch.setattr(container, "remove", lambda _, name: removed.append(name))
+    lease.take(place, mine := running("b"), {})
+    with pytest.raises(Interrupted):
+        stopping.undo(CAPS, place, mine)
+    assert (removed, lease.read(place)) == (["warmstart-b"], ())
+
+
 def test_ctrl_c_while_memory_comes_back_starts_services_again(
     tmp_path: Path, place: Path, stopped: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
