@@ -128,7 +128,7 @@ def test_without_podman_leases_are_told_alone(tmp_path: Path, place: Path, monke
     for answer in (None, "nonsense", "[{}]"):
         monkeypatch.setattr(run, "glance", lambda *_, answer=answer, **__: answer)
         (row,) = engines.status(tmp_path)["engines"]
-        assert (row["preset"], row["state"]) == ("b", "ended")
+        assert (row["preset"], row["state"], row["bytes"]) == ("b", "ended", 0)
         assert "can't be asked" in row["why"]
     assert len(lease.read(place)) == 1  # it is not known to be gone
 
