@@ -122,12 +122,19 @@ def guess(name: str, rates: Guess) -> int:
 
 
 def header_bytes(file: Path) -> int:
-    """Bytes of all tensors of one safetensors file, by its header. Raises InputError for another kind of file."""
+    """Bytes of all tensors of one safetensors file, by its header. Raises InputError for another kind of file, and for
+    one that ends before its tensors do.
+    """
     try:
         with file.open("rb") as stream:
             size = int.from_bytes(stream.read(8), "little")
             header: Any = json.loads(stream.read(size)) if 0 < size <= HEADER_LIMIT else None
         spans = [entry["data_offsets"] for name, entry in header.items() if name != "__metadata__"]
+        whole = 8 + size + max((int(end) for _, end in spans), default=0)
+        there = file.stat().st_size
+        if there < whole <= MOST:
+            told = f"{file} is cut off: it has {there} of {whole} bytes"
+            raise InputError(told, hint="fetch it again: a download may have broken off")
         return sum(int(end) - int(begin) for begin, end in spans)
     except OSError as bad:
         raise InputError(f"{file} can't be read: {bad.strerror}") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from pathlib import Path
 from typing import Any
@@ -34,13 +35,14 @@ QWEN = {  # a hybrid: one full-attention layer after three linear ones
 
 
 def tensors(file: Path, **sizes: int) -> None:
-    """A safetensors file whose header tells these tensors; their bytes are not there, as nobody may read them."""
+    """A safetensors file whose header tells these tensors; their bytes are a hole, as nobody may read them."""
     at, header = 0, {"__metadata__": {"format": "pt"}}
     for name, size in sizes.items():
         header[name] = {"dtype": "BF16", "shape": [size // 2], "data_offsets": [at, at + size]}  # type: ignore[dict-item]
         at += size
     text = json.dumps(header).encode()
     file.write_bytes(struct.pack("<Q", len(text)) + text)
+    os.truncate(file, 8 + len(text) + at)
 
 
 def model(folder: Path, config: dict[str, Any], **sizes: int) -> Path:
@@ -194,6 +196,13 @@ def test_a_broken_index(tmp_path: Path, index: dict[str, Any]) -> None:
     model(tmp_path, QWEN)
     (tmp_path / need.INDEX).write_text(json.dumps(index))
     with pytest.raises(InputError, match=r"index\.json of .* can't be understood"):
+        need.read(tmp_path)
+
+
+def test_a_download_that_broke_off(tmp_path: Path) -> None:
+    file = model(tmp_path, QWEN) / "model.safetensors"
+    os.truncate(file, file.stat().st_size - 1)
+    with pytest.raises(InputError, match=r"model.safetensors is cut off: it has \d+ of \d+ bytes"):
         need.read(tmp_path)
 
 
