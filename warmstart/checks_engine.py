@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from warmstart import host as machine
+from warmstart import leftovers as left
 from warmstart import presets
 from warmstart.checks_access import session
 from warmstart.findings import Check, Finding, Host, Unreadable, needed, ok, skipped
@@ -95,9 +97,13 @@ def disk(host: Host) -> Finding:
     storage = Path(host.engine.storage) if host.engine and host.engine.storage else _storage(host, Path(env["HOME"]))
     hub = Path(presets.models_folder(env))
     image = sizes.cpu_image if host.image.arch == "cpu" else sizes.image
-    wanted = {storage: (image + sizes.caches, "image and caches"), hub: (sizes.models, "models")}
-    told, short, needs = [], [], 0.0
-    for folder, (least, purpose) in wanted.items():
+    models = sizes.cpu_models if host.image.arch == "cpu" else sizes.models
+    elsewhere = f"delete models below {hub} that you serve no more, or set HF_HOME to a folder on a larger disk"
+    told, short, remedies = [], [], []
+    for folder, least, purpose, remedy in (
+        (storage, image + sizes.caches, "image and caches", "make prune; podman image prune"),
+        (hub, models, "models", elsewhere),
+    ):
         path = host.root / folder.relative_to("/") if folder.is_absolute() else folder
         try:
             free = machine.free_bytes(path)
@@ -106,14 +112,14 @@ def disk(host: Host) -> Finding:
         told.append(f"{free / 1e9:.0f} GB for {purpose}")
         if free < least * 1e9:
             short.append(f"{folder} has {free / 1e9:.1f} GB free, {purpose} want {least:.0f}")
-            needs += least
+            remedies.append(remedy)
     if short:
-        return Finding("warning", "; ".join(short), "make prune; podman image prune", f"df -h {storage} {hub}")
+        return Finding("warning", "; ".join(short), "; ".join(remedies), f"df -h {storage} {hub}")
     return ok(", ".join(told))
 
 
 def leftovers(host: Host) -> Finding:
-    """Containers of warmstart that ended, and files of builds that were cut off."""
+    """Containers of warmstart that ended; containers, images and files of builds that were cut off."""
     if host.engine is None and host.state is None:
         return skipped("only asked of this machine itself")
     if host.engine and host.engine.problem:
@@ -124,17 +130,29 @@ def leftovers(host: Host) -> Finding:
         names = []
     except OSError as bad:
         raise Unreadable(f"{host.state}: {bad.strerror}") from None
-    files = sorted(name for name in names if name.startswith("probe-"))
-    ended = host.engine.exited if host.engine else ()
-    if ended:
-        evidence = f"{len(ended)} ended: {', '.join(ended[:4])}{' …' if len(ended) > 4 else ''}"
-        remedies = [f"make down PRESET={name.removeprefix(PREFIX)}" for name in ended if name.startswith(PREFIX)]
+    seen, remedies, verify = [], [], []
+    if broken := host.engine.broken if host.engine else ():
+        seen.append(f"images that can't be read, with which podman lists none: {_some(broken)}")
+        remedies.append(f"podman rmi {' '.join(broken)}")
+        verify.append("podman images")
+    if ended := host.engine.exited if host.engine else ():
+        seen.append(f"{len(ended)} ended: {_some(ended)}")
+        remedies += [f"make down PRESET={name.removeprefix(PREFIX)}" for name in ended if name.startswith(PREFIX)]
         if others := [name for name in ended if not name.startswith(PREFIX)]:
             remedies.append(f"podman rm {' '.join(others)}")
-        return Finding("warning", evidence, "; ".join(remedies), "podman ps -a")
-    if files:
-        return Finding("warning", f"of a probe that was cut off: {', '.join(files)}", "make prune", f"ls {host.state}")
-    return ok("none")
+        verify.append("podman ps -a")
+    cut = [f"of a build that was cut off: {told}" for told in (host.engine.cut if host.engine else ())]
+    if probes := [folder.name for folder in left.probes(host.state)] if host.state and names else []:
+        cut.append(f"of a probe that was cut off: {', '.join(probes)}")
+    if cut:
+        seen += cut
+        remedies.append("make prune")
+        verify.append("podman ps -a --external")
+    return Finding("warning", "; ".join(seen), "; ".join(remedies), "; ".join(verify)) if seen else ok("none")
+
+
+def _some(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:4])}{' …' if len(names) > 4 else ''}"
 
 
 def _storage(host: Host, home: Path) -> Path:

@@ -21,14 +21,24 @@ from warmstart import (
     findings,
     gpus,
     host,
+    leftovers,
     log,
     probe,
     profile,
     run,
+    store,
     tables,
     toml,
 )
-from warmstart.errors import HostFaults, HostUnreadable, HostWarnings, ImageMissing, InputError, WarmstartError
+from warmstart.errors import (
+    EngineBroken,
+    HostFaults,
+    HostUnreadable,
+    HostWarnings,
+    ImageMissing,
+    InputError,
+    WarmstartError,
+)
 from warmstart.findings import Check, Engine, Finding, Host, Image, Unreadable
 from warmstart.known import Known
 from warmstart.names import LABEL
@@ -136,8 +146,10 @@ def expected(root: Path, other: Path) -> Image:
 
 
 def labels(ref: str) -> Image:
-    """What an image says of itself. Raises ImageMissing, and InputError for an image that isn't warmstart's."""
+    """What an image says of itself. Raises ImageMissing, EngineBroken, and InputError if it isn't warmstart's."""
     told = run.run(["podman", "image", "inspect", "--format", "{{json .Labels}}", ref], ok=range(256), always=True)
+    if broken := store.broken_image(told):
+        raise EngineBroken(f"podman can't read image {broken[:12]}, and so not {ref}", hint=f"podman rmi {broken}")
     if told.code:
         raise ImageMissing(f"there is no image {ref}", hint="`podman images` lists them; `make image` builds one")
     found: Mapping[str, str] = msgspec.json.decode(told.stdout or "null", type=dict[str, str] | None) or {}
@@ -151,7 +163,7 @@ def labels(ref: str) -> Image:
 
 
 def engine(state: Path) -> Engine:
-    """What podman tells of itself, in one or two short calls."""
+    """What podman tells of itself, in one or two short calls, and what its store shows of builds that were cut off."""
     try:
         if caps := probe.known(state):
             env = probe.environment(caps)
@@ -171,7 +183,10 @@ def engine(state: Path) -> Engine:
         filters = [f"--filter=label={LABEL}arch", "--filter=status=exited"]
         ps = ["podman", "ps", "--all", *filters, "--format", "{{.Names}}"]
         names = run.run(ps, env=env, timeout=PATIENCE, always=True).stdout.split()
-        return msgspec.structs.replace(known, exited=tuple(names))
+        storage = Path(known.storage)
+        cut = [leftovers.told(one) for one in leftovers.cut_off(storage, state) if one.mark.name == leftovers.MARK]
+        broken = store.lasting(lambda: dict.fromkeys(store.unreadable(storage)))
+        return msgspec.structs.replace(known, exited=tuple(names), cut=tuple(cut), broken=tuple(sorted(broken)))
     except WarmstartError as bad:
         return Engine(problem=bad.message)
 

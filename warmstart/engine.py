@@ -17,11 +17,13 @@ from typing import Any
 
 import msgspec
 
-from warmstart import failure, log, run
+from warmstart import failure, log, run, store
 from warmstart.errors import BaseMismatch, CommandFailed, DiskFull, ImageMissing, Unreachable
-from warmstart.leftovers import ANNOTATION, hold, made, note, prune, swept
+from warmstart.leftovers import hold, note, swept
 from warmstart.probe import Capabilities, environment, probe
+from warmstart.pruning import prune
 from warmstart.run import Result
+from warmstart.store import ANNOTATION, made
 
 __all__ = ["Capabilities", "environment", "hold", "probe", "prune"]
 
@@ -121,7 +123,7 @@ def tag(caps: Capabilities, image: str, tags: Sequence[str]) -> None:
 
 def exists(caps: Capabilities, ref: str) -> bool:
     """Whether an image of that name or id lies in the store."""
-    return _ask(caps, "image", "exists", ref, ok=(0, 1)).code == 0
+    return store.ask(caps, "image", "exists", ref, ok=(0, 1)).code == 0
 
 
 def find(caps: Capabilities, label: str, value: str) -> str | None:
@@ -133,11 +135,11 @@ def find(caps: Capabilities, label: str, value: str) -> str | None:
 
 def inspect(caps: Capabilities, ref: str) -> ImageInfo:
     """What the store knows about an image. Raises ImageMissing."""
-    told = _ask(caps, "image", "inspect", ref, ok=(0, 125))
+    told = store.ask(caps, "image", "inspect", ref, ok=(0, 125))
     if told.code:
-        raise ImageMissing(f"no image {ref} here", hint="make image builds it, warmstart pull fetches it")
+        raise ImageMissing(f"no image {ref} here", hint="make image builds it")
     image = json.loads(told.stdout)[0]
-    history = json.loads(_ask(caps, "history", "--no-trunc", "--format", "json", ref).stdout)
+    history = json.loads(store.ask(caps, "history", "--no-trunc", "--format", "json", ref).stdout)
     return ImageInfo(
         image_id=f"sha256:{image['Id']}",
         size_bytes=image["Size"],
@@ -271,12 +273,7 @@ def _built(
 
 def images(caps: Capabilities, *filters: str) -> list[dict[str, Any]]:
     """What podman lists of the images that meet all of its `filters`."""
-    words = [word for condition in filters for word in ("--filter", condition)]
-    return json.loads(_ask(caps, "images", "--format", "json", *words).stdout or "[]") or []
-
-
-def _ask(caps: Capabilities, *words: str, ok: Sequence[int] = (0,)) -> Result:
-    return run.run(["podman", *words], env=environment(caps), ok=ok, always=True)
+    return store.images(caps, *(word for condition in filters for word in ("--filter", condition)))
 
 
 def _call(caps: Capabilities, *words: str, ok: Sequence[int] = (0,)) -> Result:

@@ -33,6 +33,7 @@ class Disk(Table, frozen=True):
     cpu_image: float
     caches: float
     models: float
+    cpu_models: float
 
 
 class Sizes(Table, frozen=True):
@@ -103,6 +104,8 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     conf: str = ""  # the containers.conf of ours without which it could not
     isolation: str = ""  # "chroot": it builds, but starts no container
     exited: tuple[str, ...] = ()  # names of warmstart's containers that ended
+    cut: tuple[str, ...] = ()  # what is left of each build that was cut off, in words
+    broken: tuple[str, ...] = ()  # ids of images that can't be read, with which podman lists none
 
 
 class Host(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,8 +1,8 @@
-"""One build of a name at a time, and nothing left of one that was broken off; old layers freed when asked.
+"""One build of a name at a time, and nothing left of one that was broken off.
 
 What belongs to our build is known for certain: each of its processes has our folder as TMPDIR, each of its
-working containers records the path of a secret that we pass, and the images that its steps made are noted in
-`<log>.steps`. Nothing else is ever touched.
+working containers records the path of a secret that we pass, the images that its steps made have our annotation
+and are noted in `<log>.steps`. Nothing else is ever touched.
 """
 
 from __future__ import annotations
@@ -11,26 +11,35 @@ import contextlib
 import fcntl
 import json
 import os
-import re
 import shlex
 import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
-from warmstart import log, run
+import msgspec
+
+from warmstart import log, run, store
 from warmstart.errors import Busy, CommandFailed
-from warmstart.names import LABEL
 from warmstart.probe import Capabilities, environment
 from warmstart.proof import mounts
+from warmstart.store import marked
 
 GRACE = 10.0  # seconds that processes of a dead build get to clean up after SIGTERM
-ANNOTATION = f"{LABEL}build"  # in the manifest of every step's image; its value is the name that is built
-ID = re.compile(r"[0-9a-f]{12,64}")  # of an image, short or whole
 CACHES = "buildah-cache"  # begins the name of the folder of RUN cache mounts, which outlive a build
+MARK = "build.containerfile"  # a build's file in its folder, which it passes as a secret
+
+
+class Left(msgspec.Struct, frozen=True):
+    """What a build, or a probe of the engine, left that was cut off."""
+
+    folder: Path  # its own, resolved
+    mark: Path  # what it passed as a secret
+    containers: dict[str, str]  # working containers: name of each by id
+    images: dict[str, list[str]]  # buildah's temporary names by id
+    files: bool
 
 
 @contextlib.contextmanager
@@ -75,38 +84,13 @@ def swept(caps: Capabilities, work: Path, mark: Path) -> Iterator[dict[str, str]
     temporary = work / "tmp"
     running = temporary / "running"
     if running.exists():
-        _sweep(caps, temporary, mark)
+        sweep(caps, temporary, mark)
     temporary.mkdir(parents=True, exist_ok=True)
     running.touch()
     try:
         yield environment(caps) | {"TMPDIR": str(temporary)}
     finally:
-        _sweep(caps, temporary, mark)
-
-
-def marked(storage: Path, mark: Path) -> list[str]:
-    """Ids of the working containers whose build was given the secret `mark`.
-
-    buildah keeps the options of a build beside each working container (`userdata/buildah.json`).
-    """
-    text = json.dumps(f"src={mark}")[1:-1].encode()
-    found = []
-    for file in storage.glob("*-containers/*/userdata/buildah.json"):
-        with contextlib.suppress(OSError):  # another build's, gone while we looked
-            if text in file.read_bytes():
-                found.append(file.parent.parent.name)
-    return sorted(found)
-
-
-def made(caps: Capabilities, name: str) -> set[str]:
-    """Ids of the images in the store that builds of `name` made, those of their steps too."""
-    found = set()
-    for file in Path(caps.storage).glob("*-images/*/manifest"):
-        with contextlib.suppress(OSError, ValueError):
-            manifest = json.loads(file.read_bytes())
-            if (manifest.get("annotations") or {}).get(ANNOTATION) == name:
-                found.add(file.parent.name)
-    return found
+        sweep(caps, temporary, mark)
 
 
 def note(file: Path, steps: Iterable[str], image: str) -> None:
@@ -116,112 +100,67 @@ def note(file: Path, steps: Iterable[str], image: str) -> None:
         noted.write(" ".join(["=" if image else "!", *sorted(ids)]) + "\n")
 
 
-def prune(caps: Capabilities, state: Path) -> dict[str, int]:
-    """Free what our earlier builds left: images, layers and RUN caches beyond the newest build of each arch.
-
-    Returns the bytes and images freed: the sizes of what is gone, so nobody else's writing shows in them. Images
-    with a name outside of localhost/ stay, and so does all that a build which runs right now, a container or the
-    newest builds need.
-    """
-    freed, removed = 0, 0
-    with contextlib.ExitStack() as held:
-        for folder in sorted(path.parent for path in state.glob("*/build.lock")):
-            try:
-                held.enter_context(hold(state, folder.name, wait=False))
-            except Busy as busy:
-                log.info(f"nothing is freed while {busy.message}")
-                return {"bytes": 0, "images": 0}
-        images = {image["Id"]: image for image in _listed(caps)}
-        old = _old(images, state)
-        layers = _layers(caps, old)
-        for image in old:
-            words = ["podman", "rmi", "--no-prune", *(images[image].get("Names") or [image])]
-            removed += run.run(words, env=environment(caps), ok=range(256)).code == 0
-        for cache in state.glob(f"*/tmp/{CACHES}*") if not run.recorder.on else ():
-            freed += _size(cache)
-            shutil.rmtree(cache, ignore_errors=True)
-            freed -= _size(cache)
-        left = {layer["id"] for layer in _stored(caps, "layers")}
-        freed += sum(size for layer, size in layers.items() if layer not in left)
-    return {"bytes": freed, "images": removed}
+def cut_off(storage: Path, state: Path) -> list[Left]:
+    """What is left of builds and probes below `state` that are over. Changes nothing."""
+    running, over = set(), []
+    for folder in folders(state):
+        if _held(folder / "build.lock"):
+            running.add(folder.name)
+        else:
+            over.append((folder, folder / MARK))
+    over += [(folder, folder / "more" / "file") for folder in probes(state)]
+    names = {folder.name for folder, _ in over} - running
+    images = store.lasting(lambda: store.temporary(storage, names))
+    half = store.lasting(lambda: store.half_made(storage, names))
+    called = {one["id"]: (one.get("names") or [one["id"][:12]])[0] for one in store.stored(storage, "containers")}
+    found = []
+    for folder, mark in over:
+        own = {image: left for image, left in images.items() if store.maker(storage, image) == folder.name}
+        ids = [*marked(storage, mark), *(one for one, name in half.items() if name == folder.name)]
+        containers = {one: called[one] for one in ids if one in called}
+        files = (folder / "tmp" / "running").exists() or mark.name != MARK
+        if (containers or own or files) and not (mark.name == MARK and _held(folder / "build.lock")):
+            found.append(Left(folder, mark, containers, own, files))
+    return found
 
 
-def _old(images: Mapping[str, Mapping[str, Any]], state: Path) -> list[str]:
-    """Ids of the images that can go, children before their parents."""
-    newest: set[str] = set()
-    noted: set[str] = set()
-    for file in state.glob("*/*.steps"):
-        # A line that was broken off, or anything that is no id, must never name an image.
-        text = file.read_text(encoding="utf-8", errors="replace")
-        whole = [line.split() for line in text.splitlines(keepends=True) if line.endswith("\n") and line.strip()]
-        lines = [[line[0], *(word for word in line[1:] if ID.fullmatch(word))] for line in whole]
-        newest.update(next((line[1:] for line in reversed(lines) if line[0] == "="), ()))
-        noted.update(word for line in lines for word in line[1:])
-    records = {path.parent.name: _image_id(path) for path in state.glob("*/image.json")}
-    newest.update(image_id for image_id in records.values() if image_id)
-
-    def ours(image: str) -> bool:
-        labels = images[image].get("Labels") or {}
-        local = all(name.startswith("localhost/") for name in images[image].get("Names") or ())
-        return local and (labels.get(f"{LABEL}arch") in records or image.startswith(tuple(noted)))
-
-    keep: set[str] = set()
-    for image in (i for i in images if i.startswith(tuple(newest))):
-        keep.update(_line(images, image))
-    gone = [image for image in images if image not in keep and ours(image)]
-    return sorted(gone, key=lambda image: len(_line(images, image)), reverse=True)
+def probes(state: Path) -> list[Path]:
+    """The folders of probes of the engine that were cut off."""
+    return sorted(folder.resolve() for folder in state.glob("probe-*") if folder.is_dir() and not _held(folder))
 
 
-def _image_id(record: Path) -> str:
-    """The image that a build's record names; empty when it can't be read."""
+def folders(state: Path) -> list[Path]:
+    """The folders of all builds, those of rehearsals too."""
+    locks = (lock for pattern in ("*/build.lock", "*/*/build.lock") for lock in state.glob(pattern))
+    return sorted(lock.parent.resolve() for lock in locks)
+
+
+def _held(path: Path) -> bool:
+    """Whether a process has the right to a file or folder. Asking takes it for a moment, shared."""
     try:
-        return str(json.loads(record.read_bytes())["image_id"]).removeprefix("sha256:")
-    except (OSError, ValueError, KeyError, TypeError):
-        return ""
+        right = os.open(path, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(right, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(right)
+    return False
 
 
-def _line(images: Mapping[str, Mapping[str, Any]], image: str) -> list[str]:
-    """An image and those that it was made from."""
-    line = []
-    while image in images and image not in line:
-        line.append(image)
-        image = images[image].get("ParentId") or ""
-    return line
+def told(left: Left) -> str:
+    """What was left, in words."""
+    parts = [f"working containers {_some(left.containers.values())}"] if left.containers else []
+    parts += [f"images that were being written {_some(image[:12] for image in left.images)}"] if left.images else []
+    parts += [f"files in {left.folder}"] if left.files else []
+    return "; ".join(parts)
 
 
-def _listed(caps: Capabilities) -> list[dict[str, Any]]:
-    words = ["podman", "images", "--all", "--format", "json"]
-    listed: list[dict[str, Any]] = json.loads(
-        run.run(words, env=environment(caps), always=True).stdout or "[]"
-    )
-    return listed or []
-
-
-def _layers(caps: Capabilities, images: Iterable[str]) -> dict[str, int]:
-    """All layers of some images, each with its size in bytes, unpacked."""
-    known = {layer["id"]: layer for layer in _stored(caps, "layers")}
-    found: dict[str, int] = {}
-    for image in (image for image in _stored(caps, "images") if image["id"] in set(images)):
-        for layer in (image.get("layer", ""), *image.get("mapped-layers", ())):
-            while layer in known and layer not in found:
-                found[layer] = max(0, known[layer].get("diff-size", 0))
-                layer = known[layer].get("parent", "")
-    return found
-
-
-def _stored(caps: Capabilities, kind: str) -> list[dict[str, Any]]:
-    """What the store has noted of its images or layers (containers/storage, whichever driver)."""
-    found: list[dict[str, Any]] = []
-    for file in Path(caps.storage).glob(f"*-{kind}/{kind}.json"):
-        with contextlib.suppress(OSError, ValueError):  # being written
-            found += json.loads(file.read_bytes())
-    return found
-
-
-def _size(folder: Path) -> int:
-    """Bytes of the files in a folder; 0 when it is gone."""
-    sizes = (Path(place, name).lstat().st_size for place, _, names in os.walk(folder) for name in names)
-    return sum(sizes)
+def _some(names: Iterable[str]) -> str:
+    every = list(names)
+    return ", ".join(every[:4]) + (f" and {len(every) - 4} more" if len(every) > 4 else "")
 
 
 def _owner(text: str) -> str:
@@ -233,17 +172,21 @@ def _owner(text: str) -> str:
         return "another process"
 
 
-def _sweep(caps: Capabilities, temporary: Path, mark: Path) -> None:
+def sweep(caps: Capabilities, temporary: Path, mark: Path) -> None:
+    """Remove what the build left whose TMPDIR is `temporary`. The caller knows that it is over."""
     env = environment(caps) | {"TMPDIR": str(temporary)}
     _stop(temporary)
     inside = ["buildah", "unshare"] if caps.rootless else []
     for container in _running(caps, inside, temporary):
         run.run([*inside, caps.runtime, "delete", "--force", container], env=env, ok=range(256))
-    if containers := marked(Path(caps.storage), mark):
+    storage = Path(caps.storage)
+    half = store.lasting(lambda: store.half_made(storage, {temporary.parent.name}))
+    if containers := [*marked(storage, mark), *half]:
         with contextlib.suppress(CommandFailed):  # told below
             run.run(["buildah", "rm", *containers], env=env)
-        if left := marked(Path(caps.storage), mark):
+        if left := marked(storage, mark):
             log.warn(f"working containers could not be removed: buildah rm {' '.join(left)}")
+    _settle(caps, temporary.parent)
     for mount in mounts(temporary):
         run.run([*inside, "umount", "--lazy", mount], ok=range(256))
     if mounts(temporary):
@@ -256,6 +199,20 @@ def _sweep(caps: Capabilities, temporary: Path, mark: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
             if path.exists():  # of another user of our user namespace
                 run.run([*inside, "rm", "-rf", path], env=env, ok=range(256))
+
+
+def _settle(caps: Capabilities, folder: Path) -> None:
+    """Mend what a build in this folder was writing: an image without a manifest goes, one with a temporary name
+    loses that, and is noted, so that prune frees it unless a build needs it."""
+    storage = Path(caps.storage)
+    with contextlib.suppress(CommandFailed):  # the next one that lists images tells it
+        if store.unreadable(storage):
+            store.images(caps)
+    named = store.lasting(lambda: store.temporary(storage, {folder.name}))
+    for image, names in named.items():
+        run.run(["podman", "untag", image, *names], env=environment(caps), ok=range(256))
+    if named:
+        note(folder / "cut.steps", named, "")
 
 
 def _running(caps: Capabilities, inside: list[str], temporary: Path) -> list[str]:

@@ -9,6 +9,7 @@ limit changes.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -176,7 +177,9 @@ def _prove(state: Path, found: Capabilities) -> Capabilities:
     """The capabilities with which containers start, after writing a containers.conf if one is needed."""
     conf, yours = state / "containers.conf", os.environ.get(CONF[1])
     folder = Path(tempfile.mkdtemp(prefix="probe-", dir=state))
+    right = os.open(folder, os.O_RDONLY)
     try:
+        fcntl.flock(right, fcntl.LOCK_EX)  # a folder without it is of a probe that was cut off
         error = proof.fault(folder, environment(found)) if proof.prepare(folder) else ""
         if error and yours:
             raise EngineBroken(f"the engine can't start a container: {error}", hint=proof.hint(error))
@@ -188,6 +191,7 @@ def _prove(state: Path, found: Capabilities) -> Capabilities:
     finally:
         if not proof.mounts(folder):
             shutil.rmtree(folder, ignore_errors=True)
+        os.close(right)
 
 
 def _changed(folder: Path, conf: Path, found: Capabilities, error: str) -> Capabilities:

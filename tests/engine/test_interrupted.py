@@ -16,8 +16,9 @@ import pytest
 from tests.engine.conftest import EPOCH
 from warmstart import engine
 from warmstart.engine import Capabilities
-from warmstart.leftovers import _processes, marked
+from warmstart.leftovers import _processes
 from warmstart.run import run
+from warmstart.store import made, marked, unreadable
 
 ROOT = Path(__file__).parents[2]
 TAG = "localhost/warmstart-test:interrupted"
@@ -205,5 +206,29 @@ def test_nothing_is_left_and_the_build_can_be_repeated(
     assert code == 0
     assert engine.inspect(caps, TAG).image_id == image
     assert layers_of_no_image(Path(caps.storage)) == set()
+    engine.remove(caps, TAG)
+    assert left(caps, state, name) == []
+
+
+@pytest.mark.parametrize("way", [signal.SIGINT, signal.SIGKILL], ids=["SIGINT", "SIGKILL"])
+def test_an_image_that_was_broken_off_is_gone_after_it(
+    caps: Capabilities, base: str, state: Path, name: str, way: signal.Signals
+) -> None:
+    """The image is one that a step made, without the manifest that buildah writes last."""
+    text = f"FROM {base}\nLABEL step={name}\nRUN echo begin; [ -e /gate/open ] || sleep 30\n"
+    build = Build(state, name, text)
+    assert until(lambda: build.logged("begin"))
+    (step,) = made(caps, name)
+    next(Path(caps.storage).glob(f"*-images/{step}/manifest")).unlink()
+    assert unreadable(Path(caps.storage)) == {step}
+    build.process.send_signal(way)
+    code, _ = build.end()
+    assert code == (130 if way == signal.SIGINT else -way)
+    (state / name / "gate" / "open").touch()
+    if way == signal.SIGINT:
+        assert unreadable(Path(caps.storage)) == set()
+    assert Build(state, name, text).end()[0] == 0
+    assert unreadable(Path(caps.storage)) == set()
+    assert engine.exists(caps, TAG)
     engine.remove(caps, TAG)
     assert left(caps, state, name) == []

@@ -9,15 +9,15 @@ PACKAGE = Path(__file__).parents[2] / "warmstart"
 
 # In chain order (docs/architecture.md). A module may import those to its left.
 CHAIN = (
-    "names early errors masking log signals run host toml schema profile lock cuts known rules patches volume plan "
-    "hardware tables gittree render explain manifest pipconf targets wheels solve pins aptconf mmdebstrap rootfs debs "
-    "context patchcheck containersconf proof probe failure leftovers engine inputs madewheels resolve report assemble "
-    "logline phases verify elf archives "
+    "names early errors hints masking log signals run host toml schema profile lock cuts known rules patches volume "
+    "plan hardware tables gittree render explain manifest pipconf targets wheels solve pins aptconf mmdebstrap rootfs "
+    "debs context patchcheck containersconf proof probe store failure leftovers pruning engine inputs madewheels resolve "
+    "report assemble logline phases starts verify elf archives "
     "registry cachedir seedtiers seedlabels unpack seedfiles seedlayout seedplace seedstore seedmake seeds "
     "offers devicecode standins loopback reuse rehearsed rehearse "
-    "hints flags presetfiles presets runline presetlist seedverb "
+    "flags presetfiles presets runline presetlist seedverb "
     "processes gpus limits need sizes pressure guard "
-    "ports lease boxes container starts diagnosis follow watchdog stacks startup holders outcome "
+    "ports lease boxes container diagnosis follow watchdog stacks startup holders outcome "
     "stopping preflight engines control watcher gpucheck benchdoctor "
     "findings checks_gpu checks_memory checks_access checks_engine checks_host doctor emit cli options"
 ).split()

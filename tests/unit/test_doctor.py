@@ -245,6 +245,20 @@ CASES: list[tuple[str, str, Change, str, str]] = [
         "warning",
         "make down PRESET=Qwen3-0.6B-smoke; podman rm a b",
     ),
+    (
+        "leftovers",
+        HALO,
+        replaced(engine=msgspec.structs.replace(HEALTHY, cut=("working containers a-working-container",))),
+        "warning",
+        "of a build that was cut off: working containers a-working-container make prune",
+    ),
+    (
+        "leftovers",
+        HALO,
+        replaced(engine=msgspec.structs.replace(HEALTHY, cut=("x",), broken=("9d69", "9d70"), exited=("ws-a",))),
+        "warning",
+        "podman rmi 9d69 9d70; podman rm ws-a; make prune",
+    ),
     ("leftovers", HALO, replaced(engine=Engine(problem="broken")), "unreadable", "containers"),
     ("leftovers", HALO, lost, "unreadable", "Not a directory"),
     ("environment", HALO, nothing, "ok", "nothing in it"),
@@ -315,6 +329,26 @@ def test_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: float | Non
     told = next(case[4] for case in CASES if case[0] == "disk" and case[3] == severity)
     assert found.severity == severity
     assert told in f"{found.evidence} {found.remedy}"
+
+
+@pytest.mark.parametrize(("name", "short"), [("cpu-only", False), (HALO, True)])
+def test_what_is_small_for_a_gpus_models_is_enough_for_a_processors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, short: bool
+) -> None:
+    host = machine(tmp_path, name)
+    hub = presets.models_folder({"HOME": "/root", **(host.environment or {})})
+    monkeypatch.setattr("warmstart.host.free_bytes", lambda path: 5e9 if str(path).endswith(hub) else 100e9)
+    found = finding("disk", tmp_path, host, nothing)
+    assert found.severity == ("warning" if short else "ok")
+    assert "prune" not in found.remedy  # that frees nothing there
+    assert (f"delete models below {hub}" in found.remedy and "HF_HOME" in found.remedy) == short
+
+
+def test_a_processors_models_need_some_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("warmstart.host.free_bytes", lambda path: 1e9)
+    found = finding("disk", tmp_path, machine(tmp_path, "cpu-only"), nothing)
+    assert "models want 2" in found.evidence
+    assert found.remedy.startswith("make prune; podman image prune; delete models below ")
 
 
 @pytest.mark.parametrize("check", doctor.CHECKS)

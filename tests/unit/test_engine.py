@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from warmstart import containersconf, engine, failure, leftovers, probe, proof, run
+from warmstart import containersconf, engine, failure, leftovers, probe, proof, pruning, run, store
 from warmstart.containersconf import Facts, Settings
 from warmstart.engine import Capabilities
 from warmstart.errors import (
@@ -461,7 +461,7 @@ def image(name: str, parent: str = "", names: tuple[str, ...] = (), **labels: st
 
 
 def test_old_images_go_children_first_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leftovers, "ID", re.compile(r"\w+"))  # names instead of digests, to be read
+    monkeypatch.setattr(pruning, "ID", re.compile(r"\w+"))  # names instead of digests, to be read
     listed = [
         image("base", names=("localhost/base:1",)),
         image("step1", "base"),
@@ -473,14 +473,15 @@ def test_old_images_go_children_first_and_nothing_else(tmp_path: Path, monkeypat
         image("gfx", names=("localhost/w:gfx",), **{"io.warmstart.arch": "gfx1151"}),
         image("lost", names=("localhost/w:0",), **{"io.warmstart.arch": "cpu"}),
         image("foreign", "base"),
+        image("seed", names=("localhost/warmstart/seed:x",), **{"io.warmstart.arch": "cpu", "io.warmstart.seed": "1"}),
     ]
     (tmp_path / "cpu").mkdir()
     steps = "= base step1 old2 old3\n! step1 new2\n= base step1 new2 new3\n"
     (tmp_path / "cpu" / "build.steps").write_text(steps)
-    old = leftovers._old({found["Id"]: found for found in listed}, tmp_path)
+    old = pruning._old({found["Id"]: found for found in listed}, tmp_path)
     assert old == ["old3", "old2"]
     (tmp_path / "cpu" / "image.json").write_text(json.dumps({"image_id": "sha256:new3"}))
-    old = leftovers._old({found["Id"]: found for found in listed}, tmp_path)
+    old = pruning._old({found["Id"]: found for found in listed}, tmp_path)
     assert old == ["old3", "old2", "lost"]  # of an arch with a record, its label is enough
 
 
@@ -490,7 +491,7 @@ def test_a_broken_note_names_no_image(tmp_path: Path, noted: str | bytes) -> Non
     (tmp_path / "x").mkdir()
     (tmp_path / "x" / "build.steps").write_bytes(noted if isinstance(noted, bytes) else noted.encode())
     (tmp_path / "x" / "image.json").write_bytes(b"{")
-    assert leftovers._old({foreign["Id"]: foreign}, tmp_path) == []
+    assert pruning._old({foreign["Id"]: foreign}, tmp_path) == []
 
 
 def test_the_owner_of_a_build(tmp_path: Path) -> None:
@@ -507,4 +508,116 @@ def test_only_containers_with_the_mark_are_ours(tmp_path: Path) -> None:
         folder.mkdir(parents=True)
         options = {"CommonBuildOpts": {"Secrets": [f"id=mark,src={source}"]}}
         (folder / "buildah.json").write_text(json.dumps(options))
-    assert leftovers.marked(tmp_path, mark) == ["ours"]
+    assert store.marked(tmp_path, mark) == ["ours"]
+
+
+# ---- the image store ---------------------------------------------------------------------------------
+
+GONE = "9d69" * 16
+ERROR = f'locating item named "manifest" for image with ID "{GONE}" (consider removing the image to resolve the issue)'
+OTHER = "0" * 64
+
+
+@pytest.mark.parametrize(
+    ("stderr", "code", "image"),
+    [
+        (f"Error: {ERROR}: file does not exist", 125, GONE),
+        (f'time="2026" level=error msg="{ERROR}"'.replace('"manifest"', '\\"manifest\\"'), 125, GONE),
+        (f'Error: retrieving parent of image "{OTHER}": you may need to remove the image: {ERROR}', 125, GONE),
+        (f"level=warning {ERROR}", 0, ""),
+        (f'Error: locating image with ID "{GONE}"', 125, ""),
+        (ERROR.replace('"manifest"', '"signature"'), 125, ""),
+    ],
+)
+def test_the_image_that_podman_complains_of(stderr: str, code: int, image: str) -> None:
+    assert store.broken_image(Result("", stderr, code, 0.0)) == image
+
+
+class Podman:
+    """Answers as podman does with broken images: the first of them ends every listing."""
+
+    def __init__(self, storage: Path, *broken: str) -> None:
+        self.storage, self.broken, self.removes, self.calls = storage, list(broken), True, list[list[str]]()
+        images = [{"id": image} for image in (*broken, OTHER)]
+        put = storage / "overlay-images"
+        (put / OTHER).mkdir(parents=True)
+        (put / OTHER / "manifest").write_text("{}")
+        (put / "images.json").write_text(json.dumps(images))
+
+    def __call__(self, words: list[str], *, ok: Any = (0,), **_: object) -> Result:
+        self.calls.append(words)
+        if words[1] == "rmi":
+            if self.removes:
+                self.broken.remove(words[-1])
+            return Result("", "", 0 if self.removes else 125, 0.0)
+        told = Result(f'[{{"Id": "{OTHER}"}}]', "", 0, 0.0)
+        if self.broken:
+            told = Result("", ERROR.replace(GONE, self.broken[0]), 125, 0.0)
+        if told.code not in ok:
+            failed = CommandFailed("podman failed")
+            failed.result = told  # type: ignore[attr-defined]
+            raise failed
+        return told
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    slept: list[float] = []
+    monkeypatch.setattr("warmstart.store.time.sleep", slept.append)
+    return slept
+
+
+def test_several_broken_images_cost_one_pause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float]
+) -> None:
+    podman = Podman(tmp_path, "1" * 64, "2" * 64, "3" * 64)
+    monkeypatch.setattr(run, "run", podman)
+    caps = msgspec.structs.replace(HEALTHY, storage=str(tmp_path))
+    assert engine.images(caps) == [{"Id": OTHER}]
+    assert [words[-1] for words in podman.calls if words[1] == "rmi"] == ["1" * 64, "2" * 64, "3" * 64]
+    assert pauses == [store.PAUSE]
+    podman.broken.append("4" * 64)  # a new one is waited for again
+    assert store.ask(caps, "image", "inspect", "x", ok=(0, 125)).code == 0
+    assert pauses == [store.PAUSE] * 2
+
+
+@pytest.mark.parametrize("why", ["it can be read", "podman can't remove it"])
+def test_a_broken_image_that_stays_is_told_with_a_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float], why: str
+) -> None:
+    podman = Podman(tmp_path, GONE)
+    podman.removes = False
+    monkeypatch.setattr(run, "run", podman)
+    if why == "it can be read":
+        (tmp_path / "overlay-images" / GONE).mkdir()
+        (tmp_path / "overlay-images" / GONE / "manifest").touch()
+    caps = msgspec.structs.replace(HEALTHY, storage=str(tmp_path))
+    with pytest.raises(CommandFailed, match=f"can't read image {GONE[:12]}") as caught:
+        engine.images(caps)
+    assert caught.value.hint == f"podman rmi --force {GONE}"
+    assert any(words[1] == "rmi" for words in podman.calls) == (why != "it can be read")
+
+
+def test_only_what_lasts_is_left_over(pauses: list[float]) -> None:
+    looks = iter([{"a": 1, "b": 1, "c": 1}, {"a": 1, "b": 2}])
+    assert store.lasting(lambda: next(looks)) == {"a": 1}
+    assert pauses == [store.PAUSE]
+    assert store.lasting(dict) == {}
+    assert len(pauses) == 1
+
+
+def test_buildahs_temporary_names_are_told_from_others(tmp_path: Path) -> None:
+    names = {
+        "ours": [f"docker.io/library/{'a' * 64}-tmp:latest"],
+        "running": [f"localhost/{'b' * 64}-tmp:latest"],
+        "foreign": [f"docker.io/library/{'c' * 64}-tmp:latest"],
+        "named": ["docker.io/library/mine-tmp:latest", f"localhost/x:{'a' * 64}-tmp", "localhost/x:1"],
+    }
+    for image, build in (("ours", "cpu"), ("running", "gfx1151"), ("foreign", ""), ("named", "cpu")):
+        (tmp_path / "overlay-images" / image).mkdir(parents=True)
+        manifest = {"annotations": {"io.warmstart.build": build}} if build else {}
+        (tmp_path / "overlay-images" / image / "manifest").write_text(json.dumps(manifest))
+    listed = [{"id": image, "names": names[image]} for image in names]
+    (tmp_path / "overlay-images" / "images.json").write_text(json.dumps(listed))
+    assert store.temporary(tmp_path, {"cpu"}) == {"ours": names["ours"]}
+    assert set(store.temporary(tmp_path, {"cpu", "gfx1151"})) == {"ours", "running"}
