@@ -1,25 +1,37 @@
 # Verbs only: what each does is in build.py. All of them first make the machine ready (tools/setup), which takes some
-# milliseconds when it is.
+# milliseconds when it is. What they take, as `make help` shows it:
 #   ARCH=gfx1151      the arch; without it the GPU found here, else cpu
-#   FILE=vllm.log     the file that phases and render -o take
 #   PRESET=NAME       the preset of a model: `make presets` lists all
-#   ARGS="--json"     more flags for build.py
-#   MARK="not net"    which tests pytest picks
+#   ARGS='--json'     more flags: --json, --dry-run, --debug, -q for any verb; `make plan ARGS=--help` shows a verb's own
+#   CMD='COMMAND'     what exec runs in an engine's container
+#   DO=pull REF=NAME  what seed does, and with which seed
+#   KIND=compose      what file emit makes
+#   FILE=vllm.log     the file that phases reads; the one that render and emit write
+#   MARK='not net'    which tests pytest picks
 ARCH ?=
 FILE ?=
 ARGS ?=
 MARK ?= not device
 
-ifneq ($(filter cpu gfx%,$(MAKECMDGOALS)),)
-$(error did you mean ARCH=$(filter cpu gfx%,$(MAKECMDGOALS))?)
+# A word without its variable is no goal, and a name in small letters no variable.
+goals := $(shell sed -n 's/^\([a-z-]*\):.*/\1/p' Makefile)
+stray := $(filter-out $(goals),$(MAKECMDGOALS))
+verb  := $(firstword $(filter $(goals),$(MAKECMDGOALS)))
+do    := $(if $(filter seed,$(firstword $(MAKECMDGOALS))),$(filter make push pull verify ls,$(word 2,$(MAKECMDGOALS))))
+arch_ := $(firstword $(filter cpu gfx% GFX% CPU,$(stray)))
+named := $(if $(filter up down logs exec watch presets emit,$(verb)),$(firstword $(filter-out $(arch_),$(stray))))
+ifneq ($(stray)$(do),)
+$(if $(do)$(arch_)$(named),,$(error there is no verb $(firstword $(stray)): make help lists all))
+$(error did you mean make $(or $(verb),image)$(if $(do), DO=$(do))$(if $(arch_), ARCH=$(arch_))$(if $(named), PRESET=$(named))?)
 endif
-ifdef arch
-$(error did you mean ARCH=$(arch)?)
-endif
+$(foreach name,arch preset args cmd do ref kind file mark,$(if $(filter command,$(origin $(name))),\
+	$(error did you mean $(shell echo $(name) | tr a-z A-Z)=$(value $(name))?)))
 
 python := .venv/bin/python
 build  := $(python) build.py
 pytest := $(python) -m pytest -m "$(MARK)"
+dry    := $(filter --dry%,$(ARGS))# then what is missing is only told, but for what build.py itself needs
+setup  := tools/setup$(if $(dry), --plan)
 compile = UV_CUSTOM_COMPILE_COMMAND='make requirements' .venv/bin/uv pip compile --quiet --universal --generate-hashes \
 	--python-version 3.11 --no-annotate --no-emit-index-url --no-emit-find-links pyproject.toml
 
@@ -54,15 +66,15 @@ bench-doctor: ready-engine ## is the GPU's clock to be trusted, by which kernels
 doctor:  ready         ## what is wrong with this machine for an image, with a remedy each (ARGS='--image REF')
 	@$(build) doctor $(ARGS)
 phases:  ready         ## a saved vLLM log as phases with seconds (FILE=vllm.log)
-	@$(if $(FILE),,$(error which log? make phases FILE=vllm.log))$(build) phases $(FILE) $(ARGS)
+	@$(if $(FILE)$(filter -h --help,$(ARGS)),,$(error which log? make phases FILE=vllm.log))$(build) phases $(FILE) $(ARGS)
 presets: ready         ## presets of models, or one of them whole (PRESET=…)
 	@$(build) presets $(PRESET) $(ARGS)
 emit:    ready         ## a preset as a file: KIND=quadlet, compose, llama-swap or distrobox (PRESET=…, FILE=…)
-	@$(if $(KIND),,$(error which kind? make emit KIND=quadlet PRESET=…))$(build) emit $(KIND) $(PRESET) $(if $(FILE),-o $(FILE)) $(ARGS)
+	@$(if $(KIND)$(filter -h --help,$(ARGS)),,$(error which kind? make emit KIND=quadlet PRESET=…))$(build) emit $(KIND) $(PRESET) $(if $(FILE),-o $(FILE)) $(ARGS)
 
 # ---- engines ------------------------------------------------------------------------------------------------------
 up:      ready-engine  ## serve a model, its phases shown until it is ready (PRESET=…, ARGS='--set key=value')
-	@$(if $(PRESET),,$(error which preset? make presets lists all))$(build) up $(PRESET) $(ARGS)
+	@$(build) up $(PRESET) $(ARGS)
 down:    ready-engine  ## stop an engine, and see that its memory came back
 	@$(build) down $(PRESET) $(ARGS)
 status:  ready         ## engines, devices and memory
@@ -97,16 +109,18 @@ clean:                 ## remove .venv and what the tools cached here; images an
 	@find . -name __pycache__ -not -path './.warmstart/*' -prune -exec rm -rf {} +
 help:                  ## this list
 	@awk -F ' *## ' '/^[a-z-]+:.* ## / { sub(/:.*/, "", $$1); printf "  make %-13s %s\n", $$1, $$2 }' Makefile
+	@echo
+	@sed -n 's/^#   /  /p' Makefile
 
 # ---- the machine --------------------------------------------------------------------------------------------------
 ready:
 	@tools/setup run
-ready-engine:
-	@tools/setup run engine
-ready-test:
-	@tools/setup test
-ready-all:
-	@tools/setup test engine
+ready-engine: $(if $(dry),ready)
+	@$(setup) run engine
+ready-test: $(if $(dry),ready)
+	@$(setup) test
+ready-all: $(if $(dry),ready)
+	@$(setup) test engine
 
 .DEFAULT_GOAL := help
-.PHONY: $(shell sed -n 's/^\([a-z-]*\):.*/\1/p' Makefile)
+.PHONY: $(goals)

@@ -123,7 +123,7 @@ def verify(args: Namespace) -> int:
     ref = args.image or report.read(STATE, current.arch).image_id
     planned = verify.plan_of(STATE, caps, current, ref)
     verdict = verify.verify(ROOT, STATE, caps, planned, ref, args.only)
-    return cli.show(args, verdict, verify.text(verdict))
+    return 0 if args.dry_run else cli.show(args, verdict, verify.text(verdict))
 
 
 def rehearse(args: Namespace) -> int:
@@ -243,8 +243,7 @@ def status(args: Namespace) -> int:
 def logs(args: Namespace) -> int:
     from warmstart import engines
 
-    engines.show_log(STATE, args.preset, follow=args.follow)
-    return 0
+    return cli.until_stopped(lambda: engines.show_log(STATE, args.preset, follow=args.follow), follows=args.follow)
 
 
 def exec_(args: Namespace) -> int:
@@ -277,7 +276,7 @@ def seed(args: Namespace) -> int:
         return plan_of(Namespace(**{**vars(args), "arch": arch}))[1]
 
     told = seedverb.do(args, ROOT, STATE, lambda arch: cli.arch(arch, profile.archs(ROOT)), planned)
-    return 0 if args.dry_run else cli.show(args, told, seedverb.text(args, told))
+    return 0 if args.dry_run and args.do != "ls" else cli.show(args, told, seedverb.text(args, told))
 
 
 def prune(args: Namespace) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from warmstart import gpus, host, lease, presets, profile, runline, starts, toml
+from warmstart import gpus, hints, host, lease, presets, profile, runline, starts, toml
 from warmstart.errors import PresetError, UsageError
 from warmstart.names import START
 from warmstart.presets import Preset
@@ -57,7 +57,8 @@ def emit(root: Path, state: Path, kind: str, names: Sequence[str], sets: Mapping
         names = [name for name in presets.names(root) if _fits(presets.load(root, name), here)]
     if not names or (kind != "llama-swap" and len(names) > 1):
         wrong = f"emit {kind} takes one preset" if kind != "llama-swap" else f"no preset is for {here}"
-        raise UsageError(wrong, hint="`presets` lists them")
+        hint = f"`{hints.call('emit', KIND=kind, PRESET='…')}`; `{hints.call('presets')}` lists all"
+        raise UsageError(wrong, hint=hint)
     wanted = [_load(root, name, sets, arch, here) for name in names]
     if kind == "llama-swap":
         return llama_swap(root, state, [(preset, where) for preset, where, _ in wanted])

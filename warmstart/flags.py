@@ -128,8 +128,8 @@ def _check_env(root: Path, name: str, version: str, told: str) -> None:
     if old and since(version or (flags.version if flags else ""), old.since):
         raise Bad(f"vLLM has no {name} since {old.since}", old.instead)
     if flags and name.startswith("VLLM_") and name not in flags.env:
-        near = toml.nearest(name, flags.env, cutoff=0.6)
-        hint = f"did you mean {near}?" if near else "vllm/envs.py holds all that it reads"
+        near = toml.nearest(name[5:], {one[5:] for one in flags.env if one.startswith("VLLM_")}, cutoff=0.75)
+        hint = f"did you mean VLLM_{near}?" if near else "vllm/envs.py holds all that it reads"
         raise Bad(f"{told} does not know {name}", hint)
 
 

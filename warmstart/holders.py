@@ -12,10 +12,11 @@ from pathlib import Path
 
 import msgspec
 
-from warmstart import gpus, log, processes, run, toml
-from warmstart.errors import CommandFailed, DeviceHeld, UsageError
+from warmstart import gpus, hints, log, processes, run, toml
+from warmstart.errors import CommandFailed, DeviceHeld, EngineMissing, UsageError
 from warmstart.processes import USER
 
+BOOTED = Path("/run/systemd/system")  # is there where systemd runs the machine (sd_booted(3))
 DRAIN = 30.0  # seconds that a stopped service's memory may take to come back
 
 
@@ -77,9 +78,10 @@ def refuse(found: Sequence[Other]) -> None:
     told = "; ".join(_told(other) for other in found)
     units = [other.unit for other in found if other.unit]
     if units:
-        hint = f"{' '.join(f'--stop {unit}' for unit in units)} stops it until `down`; --force starts beside it"
+        words = hints.options(" ".join(f"--stop {unit}" for unit in units))
+        hint = f"{words} stops it until `{hints.command('down')}`; {hints.options('--force')} starts beside it"
     else:
-        hint = "stop it first; --force starts beside it, which can freeze the machine"
+        hint = f"stop it first; {hints.options('--force')} starts beside it, which can freeze the machine"
     raise DeviceHeld(f"held by another: {told}", hint=hint)
 
 
@@ -109,15 +111,27 @@ def start(unit: str) -> bool:
 
 
 def active(unit: str) -> bool:
-    """Whether a service runs. Raises UsageError for one that systemd doesn't know."""
+    """Whether a service runs. Raises UsageError for one that systemd doesn't know, and where there is no systemd."""
     words = ["systemctl", *_manager(unit), "show", "--property=LoadState,ActiveState", unit.removeprefix(USER)]
-    told = run.run(words, always=True, ok=range(256))
+    try:
+        told = run.run(words, always=True, ok=range(256))
+    except EngineMissing:
+        raise _no_systemd(unit) from None
     facts = dict(line.partition("=")[::2] for line in told.stdout.splitlines())
     if facts.get("LoadState") == "not-found":
         raise UsageError(f"there is no service {unit.removeprefix(USER)}", hint="`systemctl list-units` names all")
     if "ActiveState" not in facts:
-        raise CommandFailed(f"systemctl says nothing of {unit}: {(told.stderr or told.stdout).strip()[:200]}")
+        if not BOOTED.is_dir():
+            raise _no_systemd(unit)
+        said = next((line.strip() for line in reversed((told.stderr or told.stdout).splitlines()) if line.strip()), "")
+        hint = f"stop it by hand, and leave out --stop; what was asked: {' '.join(words)}"
+        raise CommandFailed(f"systemctl says nothing of {unit.removeprefix(USER)}: {said[:200]}", hint=hint)
     return facts["ActiveState"] in ("active", "activating", "reloading", "deactivating")
+
+
+def _no_systemd(unit: str) -> UsageError:
+    told = f"--stop {unit.removeprefix(USER)}: no systemd runs on this machine, and --stop is for its services"
+    return UsageError(told, hint="stop by hand what holds the device, and leave out --stop")
 
 
 def drained(devices: Sequence[str], before: dict[str, int], seconds: float = DRAIN, root: Path = Path("/")) -> int:

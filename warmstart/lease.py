@@ -137,7 +137,7 @@ def pick(place: Path, name: str = "") -> Lease:
     if not leases:
         raise NoEngine("no engine runs", hint=f"`{hints.command('up', '…')}` starts one")
     if len(leases) > 1:
-        raise UsageError("several engines run", hint=f"name one: {', '.join(one.preset for one in leases)}")
+        raise UsageError("several engines run", hint=f"name one: {hints.presets([one.preset for one in leases])}")
     return leases[0]
 
 

@@ -72,7 +72,7 @@ SEED: tuple[Option, ...] = (
     ("--seed", {"default": "", "help": "push: the tag of a seed here; default: the tag that it goes to"}),
     ("--into", {"default": "", "help": "pull: a volume or a folder for caches; default: the volume of `up`"}),
     ("--arch", {"default": "", "help": "pull: the arch of the image; default: this machine's"}),
-    ("--cu", {"type": int, "default": 0, "help": "compute units of the GPU, when it isn't in this machine"}),
+    ("--cu", {"type": int, "default": 0, "metavar": "N", "help": "compute units of a GPU that isn't in this machine"}),
     ("--lane", {"default": "", "help": "the lane of the image, where the arch offers several"}),
 )
 

@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from warmstart import masking, presetfiles, presets, runline, tables
+from warmstart import hints, masking, presetfiles, presets, runline, tables
 from warmstart.errors import PresetError
 from warmstart.presets import Preset
 
@@ -34,8 +34,9 @@ def listed(root: Path) -> tuple[list[dict[str, Any]], list[PresetError]]:
 def text(found: list[dict[str, Any]]) -> str:
     """The list as a table."""
     head = ["preset", "model", "archs", "port", "notes"]
+    none = hints.options("--set model=…")
     cells = [
-        [row["name"], row["model"] or "--set model=…", " ".join(row["archs"]) or "any", str(row["port"]), _notes(row)]
+        [row["name"], row["model"] or none, " ".join(row["archs"]) or "any", str(row["port"]), _notes(row)]
         if not row["problem"]
         else [row["name"], "", "", "", f"broken: {row['problem']}"]
         for row in found
@@ -48,7 +49,7 @@ def one(preset: Preset) -> str:
     shown = presets.masked(preset)
     top = [
         ["preset", f"{shown.name} ({presetfiles.FOLDER}/{shown.file})"],
-        ["model", shown.model or "none: --set model=…"],
+        ["model", shown.model or f"none: {hints.options('--set model=…')}"],
         ["archs", " ".join(shown.archs) or "any"],
         ["image", shown.image or "that of the machine's arch"],
         ["port", str(shown.port)],

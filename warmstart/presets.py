@@ -55,9 +55,10 @@ def load(root: Path, name: str, sets: Mapping[str, str] | None = None, version: 
     if name not in found and broken:
         raise next(iter(broken.values()))
     if name not in found:
-        near = toml.nearest(name, found, cutoff=0.4) or next((n for n in found if name.lower() in n.lower()), "")
-        hint = f"did you mean {near}? " if near and name else ""
-        raise UnknownPreset(f"unknown preset {name!r}", hint=f"{hint}`presets` lists all: {', '.join(sorted(found))}")
+        near = toml.nearest(name, found, cutoff=0.6) or next((n for n in found if name.lower() in n.lower()), "")
+        hint = f"did you mean {hints.word('PRESET', near)}? " if near and name else ""
+        told = f"`{hints.call('presets')}` lists all: {', '.join(sorted(found))}"
+        raise UnknownPreset(f"unknown preset {name!r}", hint=f"{hint}{told}")
     file, own = found[name]
     return _preset(root, name, file, own, dict(sets or {}), version)
 
@@ -76,7 +77,8 @@ def sets(words: Sequence[str]) -> dict[str, str]:
     for word in words:
         key, equals, value = word.partition("=")
         if not key.strip():
-            raise UsageError(f"--set {word!r} names no key", hint="--set max-model-len=8192, --set env.NAME=value")
+            hint = hints.options("--set max-model-len=8192 --set env.NAME=value")
+            raise UsageError(f"--set {word!r} names no key", hint=hint)
         found[key.strip()] = value.strip() if equals else "true"
     return found
 
@@ -85,9 +87,10 @@ def usable(preset: Preset, arch: str = "", *, force: bool = False) -> None:
     """Raise PresetUnfit for a preset that is for another arch than `arch`, or refused; PresetError for no model, or one
     that can't be served as it is named."""
     if preset.refused and not force:
-        raise PresetUnfit(f"{preset.name} is refused: {preset.refused}", hint="--force tries all the same")
+        hint = f"`{hints.command('up', preset.name, '--force')}` tries all the same"
+        raise PresetUnfit(f"{preset.name} is refused: {preset.refused}", hint=hint)
     if arch and preset.archs and arch not in preset.archs:
-        hint = f"it is for {', '.join(preset.archs)}; `presets` lists those for any arch"
+        hint = f"it is for {', '.join(preset.archs)}; `{hints.call('presets')}` shows which are for any arch"
         raise PresetUnfit(f"{preset.name} is not for {arch}", hint=hint)
     if not preset.model:
         hint = "a name on Hugging Face, or a folder of this machine"
@@ -225,7 +228,8 @@ def _archs(where: str, value: str) -> tuple[str, ...]:
     found = tuple(value.replace(",", " ").split())
     for arch in found:
         if not ARCH_NAME.fullmatch(arch):
-            raise presetfiles.bad(where, f"{arch!r} is no arch", "archs = gfx1100 gfx1101; `archs` lists all")
+            hint = f"archs = gfx1100 gfx1101; `{hints.call('archs')}` lists all"
+            raise presetfiles.bad(where, f"{arch!r} is no arch", hint)
     return found
 
 
@@ -246,7 +250,8 @@ def _warnings(root: Path, flags: Mapping[str, vllm.Value], better: str, version:
     found = []
     kept = vllm.kept(root)
     if flags.get("quantization") in kept.on_the_fly:
-        advice = f"; --set model={better} --set quantization= is quantised already" if better else ""
+        instead = hints.options(f"--set model={better} --set quantization=")
+        advice = f"; {instead} is quantised already" if better else ""
         found.append(f"{kept.on_the_fly_cost}{advice}")
     if vllm.known(root, version) is None:
         newest = next(iter(vllm.versions(root)), "none")

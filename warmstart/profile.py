@@ -14,12 +14,13 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from warmstart import toml
+from warmstart import hints, toml
 from warmstart.errors import ProfileError, UnknownArch, UsageError
 from warmstart.schema import Index as Index
 from warmstart.schema import Profile as Profile
 
 ARCH_NAME = re.compile(r"cpu|gfx[0-9a-f]{3,5}")  # LLVM target names, and the one lane without a GPU
+WHOLE_NAME = re.compile(r"gfx([6-9][0-9a-f]{2}|1[0-9][0-9a-f]{2})")  # so long are those that there are of GPUs
 
 # Profile keys that say something about the image but change no byte of it.
 NOT_IN_IMAGE = ("budget", "evidence", "lanes", "default-lane", "hardware-validated")
@@ -48,9 +49,10 @@ def load(root: Path, arch: str, lane: str = "") -> Loaded:
     own = root / "arch" / f"{arch}.toml"
     if not ARCH_NAME.fullmatch(arch) or not own.is_file():
         known = archs(root)
-        near = toml.nearest(arch, known, cutoff=0.4)
-        hint = f"did you mean {near}? " if near else ""
-        other = "; for any other GPU there is no image yet: ARCH=cpu works" if arch.startswith("gfx") else ""
+        near = "" if WHOLE_NAME.fullmatch(arch) else toml.nearest(arch.lower(), known, cutoff=0.6)
+        hint = f"did you mean {hints.word('ARCH', near)}? " if near else ""
+        works = f"; for any other GPU there is no image yet: {hints.word('ARCH', 'cpu')} works"
+        other = works if arch.lower().startswith("gfx") else ""
         raise UnknownArch(f"unknown arch {arch!r}", hint=f"{hint}known: {', '.join(known)}{other}")
     merged: dict[str, Any] = {}
     origins: dict[str, str] = {}

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from warmstart import cachedir, masking, seedtiers
+from warmstart import cachedir, hints, masking, seedtiers
 from warmstart.errors import SeedDamaged, SeedMismatch
 from warmstart.names import LABEL
 from warmstart.plan import Plan, created
@@ -106,7 +106,9 @@ def read(labels: Mapping[str, str]) -> Facts:
     if labels.get(f"{OWN}seed") != FORMAT:
         kind = labels.get(f"{OWN}seed", "")
         told = f"a seed of format {kind}, which this version doesn't know" if kind else "no seed of warmstart"
-        raise SeedMismatch(f"the image is {told}", hint="seed make makes one; its tag begins with a cache key")
+        raise SeedMismatch(
+            f"the image is {told}", hint=f"`{hints.call('seed', DO='make')}` makes one; its tag begins with a cache key"
+        )
     words = {name.replace("-", "_"): labels.get(f"{OWN}{name}", "") for name in NAMES}
     if not re.fullmatch(cachedir.KEY, words["cache_key"]) or not all(word.isprintable() for word in words.values()):
         raise SeedDamaged("the seed's labels can't be read", hint=AGAIN)
@@ -168,11 +170,13 @@ def misfit(facts: Facts, here: Here) -> str:
 def require(facts: Facts, here: Here) -> None:
     """Raises SeedMismatch with the reason when a seed is not for this image and these GPUs."""
     if why := misfit(facts, here):
-        hint = f"seed ls shows what fits; seed make {here.arch} makes one from a cache of here"
+        shows, makes = hints.call("seed", DO="ls"), hints.call("seed", DO="make", ARCH=here.arch)
+        hint = f"`{shows}` shows what fits; `{makes}` makes one from a cache of here"
         if facts.arch != here.arch:
-            hint = f"--arch {facts.arch}, if the caches of that image are meant"
+            named = f"ARCH={facts.arch}" if hints.by_make() else f"--arch {facts.arch}"
+            hint = f"{named}, if the caches of that image are meant"
         elif facts.cu and not here.cus:
-            hint = f"--cu {facts.cu}, if it is meant for such a GPU"
+            hint = f"{hints.options(f'--cu {facts.cu}')}, if it is meant for such a GPU"
         raise SeedMismatch(f"the seed is refused: {why}", hint=hint)
 
 

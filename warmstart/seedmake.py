@@ -7,14 +7,24 @@ from pathlib import Path
 
 import msgspec
 
-from warmstart import cachedir, engine, log, run, seedfiles, seedlabels, seedlayout, seedplace, seedstore, seedtiers
+from warmstart import (
+    cachedir,
+    engine,
+    hints,
+    log,
+    run,
+    seedfiles,
+    seedlabels,
+    seedlayout,
+    seedplace,
+    seedstore,
+    seedtiers,
+)
 from warmstart.errors import InputError, NothingToSeed, UsageError
 from warmstart.plan import Plan
 from warmstart.probe import Capabilities, environment
 from warmstart.seedlabels import Facts
 from warmstart.seedstore import FOLDER, NAME, Seed
-
-MODEL = "--preset NAME (with --set model=… where it names none), or --model and --flags"  # how artefacts are asked for
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,12 +45,12 @@ def make(state: Path, caps: Capabilities, plan: Plan, wanted: Wanted) -> Seed:
     tiers = wanted.tiers or seedtiers.TIERS[: 3 if wanted.model else 2]
     if plan.arch == "cpu" and (not wanted.model or set(wanted.tiers) - {"artefacts"}):
         told = "a seed of the cpu image holds artefacts alone, of one model and its flags: the image has no Triton"
-        raise UsageError(told, hint=MODEL)
+        raise UsageError(told, hint=_for_model())
     top = cachedir.locate(caps, wanted.source)
     top = top.parent if top.name == plan.cache_key else top
     if plan.cache_key not in (found := cachedir.keys(top)):
         others = f"it holds those of {', '.join(found)}; " if found else ""
-        hint = f"{others}serve something with the image first: make up"
+        hint = f"{others}serve something with the image first: `{hints.command('up', '…')}`"
         raise NothingToSeed(f"{wanted.source} holds no caches of {plan.cache_key}", hint=hint)
     with seedstore.work(state) as work, seedplace.cache(top, plan.cache_key) as key:
         (work / "files").mkdir()
@@ -77,6 +87,13 @@ def load(caps: Capabilities, folder: Path, tag: str) -> None:
         run.run(["podman", "rmi", old], env=environment(caps), ok=range(256))
 
 
+def _for_model() -> str:
+    """How artefacts are asked for."""
+    named, other = "--preset NAME", "--model NAME --flags FLAGS"
+    without = hints.options(f"{named} --set model=…")
+    return f"{hints.options(named)} ({without} where it has none), or {hints.options(other)}"
+
+
 def _facts(plan: Plan, taken: seedfiles.Taken, wanted: Wanted, cu: int, known: dict[str, list[str]]) -> Facts:
     """Whom the files are for. Raises NothingToSeed when a tier that was asked for has none."""
     kinds = [kind.tier for kind in map(seedtiers.kind, taken.copies) if kind]
@@ -89,7 +106,7 @@ def _facts(plan: Plan, taken: seedfiles.Taken, wanted: Wanted, cu: int, known: d
     more: dict[str, str | int] = {"cu": cu if for_machine else 0}
     if "artefacts" in tiers:
         if not wanted.model:
-            raise UsageError("artefacts are for one model and its flags", hint=MODEL)
+            raise UsageError("artefacts are for one model and its flags", hint=_for_model())
         gpu = f"{plan.arch}, {cu} compute units" if cu else ""
         more |= {"model": wanted.model, "flags": wanted.flags, "gpu": gpu, "cpu": ",".join(known["cpu"])}
         if not known["cpu"]:
@@ -97,7 +114,7 @@ def _facts(plan: Plan, taken: seedfiles.Taken, wanted: Wanted, cu: int, known: d
             raise InputError(told, hint="the image's entry point writes it: take a cache that it made")
     if for_machine and not cu and plan.arch != "cpu":
         told = f"nothing says how many compute units the GPU has that {' and '.join(sorted(for_machine))} are of"
-        raise UsageError(told, hint="--cu N; rocminfo shows it")
+        raise UsageError(told, hint=f"{hints.options('--cu N')}; rocminfo shows it")
     return seedlabels.of_plan(plan, tiers, **more)
 
 
@@ -114,7 +131,8 @@ def _compute_units(key: int, arch: str, known: dict[str, list[str]], given: int)
     found -= {0}
     if len(found) > 1:
         numbers = ", ".join(map(str, sorted(found)))
-        raise UsageError(f"the cache is of GPUs with {numbers} compute units", hint="--cu says which a seed is for")
+        hint = f"{hints.options(f'--cu {max(found)}')} says which a seed is for"
+        raise UsageError(f"the cache is of GPUs with {numbers} compute units", hint=hint)
     return found.pop() if found else 0
 
 

@@ -11,7 +11,20 @@ from pathlib import Path
 
 import msgspec
 
-from warmstart import cachedir, engine, host, log, registry, run, seedlabels, seedlayout, seedplace, seedstore, unpack
+from warmstart import (
+    cachedir,
+    engine,
+    hints,
+    host,
+    log,
+    registry,
+    run,
+    seedlabels,
+    seedlayout,
+    seedplace,
+    seedstore,
+    unpack,
+)
 from warmstart.errors import NothingToSeed, SeedDamaged, UsageError, WarmstartError
 from warmstart.names import LABEL
 from warmstart.plan import Plan
@@ -138,7 +151,8 @@ def _look(state: Path, caps: Capabilities, source: str) -> tuple[Path | None, re
     if layout := seedstore.named(state, source):
         return layout, None, seedlayout.read(layout)
     if "/" not in source:
-        hint = "seed ls lists those that are; one in a registry is host[:port]/path[:tag][@sha256:…]"
+        form = hints.word("REF", "host[:port]/path[:tag][@sha256:…]")
+        hint = f"`{hints.call('seed', DO='ls')}` lists those that are; one in a registry is {form}"
         raise NothingToSeed(f"there is no seed {source} here", hint=hint)
     registry.require(caps)
     given = registry.parse(source)

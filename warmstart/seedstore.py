@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from warmstart import cachedir, run, seedlabels
+from warmstart import cachedir, hints, run, seedlabels
 from warmstart.errors import NothingToSeed, UsageError
 from warmstart.leftovers import hold
 from warmstart.seedlayout import Image
@@ -61,10 +61,9 @@ def chosen(state: Path, tag: str) -> Path:
     if len(found) == 1 and not TAG.fullmatch(tag):
         return next(iter(found.values()))
     if found and not TAG.fullmatch(tag):
-        raise UsageError("which seed?", hint=f"--seed with one of {known}")
-    raise NothingToSeed(
-        f"there is no seed {tag} here" if tag else "there is no seed here", hint=f"seeds: {known}; seed make"
-    )
+        raise UsageError("which seed?", hint=hints.options(f"--seed {next(iter(found))}") + f"; seeds: {known}")
+    told = f"there is no seed {tag} here" if tag else "there is no seed here"
+    raise NothingToSeed(told, hint=f"seeds: {known}; `{hints.call('seed', DO='make', ARCH='…')}` makes one")
 
 
 def row(folder: Path, image: Image, misfit: str = "") -> Seed:

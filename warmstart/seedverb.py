@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from warmstart import log, presets, probe, runline, seedlabels, seedmake, seeds, seedtiers, tables
+from warmstart import hints, log, presets, probe, runline, seedlabels, seedmake, seeds, seedtiers, starts, tables
 from warmstart.errors import UsageError
 from warmstart.plan import Plan
 from warmstart.seedlabels import Here
@@ -25,9 +25,12 @@ def do(
 ) -> Any:
     """Do what `args` asks for. `arch` settles an arch, `plan` makes its plan."""
     if args.do in {"push", "pull", "verify"} and not args.what:
-        raise UsageError(f"seed {args.do} what?", hint="a seed's tag (seed ls), or host/path:tag in a registry")
+        listed = f"`{hints.call('seed', DO='ls')}` lists"
+        hint = f"`{hints.call('seed', DO=args.do, REF='…')}`: the tag of a seed that {listed}, or host/path:tag"
+        raise UsageError(f"seed {args.do} what?", hint=hint)
     if args.set and not args.preset:
-        raise UsageError("--set lies over a preset", hint="--preset NAME; --flags goes with --model")
+        hint = f"{hints.options('--preset NAME --set KEY=VALUE')}; --flags goes with --model"
+        raise UsageError("--set lies over a preset", hint=hint)
     caps = probe.probe(state)
 
     def here(name: str) -> Here:
@@ -43,7 +46,10 @@ def do(
             model=model,
             flags=seedlabels.flags(words),
         )
-        return seedmake.make(state, caps, planned, wanted)
+        made = seedmake.make(state, caps, planned, wanted)
+        if "artefacts" in made.tiers and _never_started(state, args):
+            log.warn(f"no start of {args.preset} is on record here: the artefacts may be of another model")
+        return made
     if args.do == "push":
         return seeds.push(state, caps, args.what, args.seed)
     if args.do == "pull":
@@ -62,6 +68,11 @@ def _served(root: Path, args: Namespace, planned: Plan) -> list[str]:
     return presets.command(preset)
 
 
+def _never_started(state: Path, args: Namespace) -> bool:
+    """Whether a seed is named after a preset that never started here. Of caches from elsewhere nobody can know."""
+    return bool(args.preset and not args.model and not args.source) and not starts.of(state, args.preset)
+
+
 def text(args: Namespace, told: Any) -> str:
     """For people."""
     if args.do == "ls":
@@ -71,7 +82,8 @@ def text(args: Namespace, told: Any) -> str:
 
 def _table(rows: list[Seed]) -> str:
     if not rows:
-        log.info(f"there are no seeds here: seed make ARCH makes one of what {runline.CACHE} holds, seed pull gets one")
+        makes, gets = hints.call("seed", DO="make", ARCH="…"), hints.call("seed", DO="pull", REF="…")
+        log.info(f"there are no seeds here: `{makes}` makes one of what {runline.CACHE} holds, `{gets}` gets one")
         return ""
     head = ["seed", "tiers", "CUs", "MB", "packed", "digest", "fits the image here"]
     lines = [

@@ -10,12 +10,20 @@ from typing import Any
 import msgspec
 
 from warmstart import hints
-from warmstart.errors import UsageError
+from warmstart.errors import PresetError
 from warmstart.gpus import GIB, Gpu
 from warmstart.limits import Limits
 from warmstart.need import Model
 
 SUFFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}  # as vLLM reads them
+# A value to try instead of one that is no number. vLLM takes a suffix where it expects large ones only.
+LARGE = {
+    "max-model-len": "8192",
+    "max-num-batched-tokens": "2048",
+    "kv-cache-memory-bytes": "4G",
+    "kv-cache-memory": "4G",
+}
+SMALL = {"max-num-seqs": "16"}
 # On the cpu platform this counts before the flag (platforms/cpu.py), in whole GiB, and the cpu image has it.
 KV_SPACE = "VLLM_CPU_KVCACHE_SPACE"
 
@@ -65,7 +73,7 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
 def asked(
     flags: Mapping[str, object], env: Mapping[str, str], model: Model, devices: Sequence[Gpu], limits: Limits
 ) -> Asked:
-    """The settings in the flags of `vllm serve` (names without dashes). Raises UsageError for what is no number."""
+    """The settings in the flags of `vllm serve` (names without dashes). Raises PresetError for what is no number."""
     given = {name.lstrip("-").replace("_", "-"): value for name, value in flags.items()}
     vram = devices[0].vram_total if devices else 0
     fitting = [row for row in limits.defaults.large if vram >= row.gib * GIB]
@@ -197,9 +205,9 @@ def _number(given: Mapping[str, object], name: str, default: int) -> int:
         return -1
     found = re.fullmatch(r"(\d{1,18}(?:\.\d+)?)([kmgKMG]?)", str(value).replace("_", "").replace(",", ""))
     if not found:
-        raise UsageError(
-            f"{name} {str(value)[:40]!r} is no number", hint=f"{hints.options(f'--set {name}=8192')}, or with k, M, G"
-        )
+        suffix = ", or with k, M, G" if name in LARGE else ""
+        hint = hints.options(f"--set {name}={LARGE.get(name) or SMALL.get(name, 1)}") + suffix
+        raise PresetError(f"{name} {str(value)[:40]!r} is no number", hint=hint)
     return int(float(found[1]) * SUFFIXES[found[2]])
 
 
@@ -209,6 +217,5 @@ def _fraction(value: str) -> float:
             return share
     except ValueError:
         pass
-    raise UsageError(
-        f"gpu-memory-utilization {value[:40]!r} is no share", hint=hints.options("--set gpu-memory-utilization=0.8")
-    )
+    hint = hints.options("--set gpu-memory-utilization=0.8")
+    raise PresetError(f"gpu-memory-utilization {value[:40]!r} is no share", hint=hint)

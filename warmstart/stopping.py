@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from pathlib import Path
@@ -70,7 +71,7 @@ def _stop(caps: Capabilities, place: Path, one: Lease, grace: int) -> None:
     me = os.getpid()
     by = {"stopper": me, "stopper_began": processes.began(me)}
     lease.update(place, one, state="stopping", expires=time.time() + grace + LATE, **by)
-    with log.step(f"stopping {one.preset}"):
+    with contextlib.nullcontext() if run.recorder.on else log.step(f"stopping {one.preset}"):
         container.stop(caps, one.container, grace)
         container.remove(caps, one.container)
 

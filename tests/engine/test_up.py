@@ -303,7 +303,9 @@ def test_detached_it_becomes_ready_by_itself(checkout: Checkout) -> None:
     model = checkout.model("gated", *lines_to("weights"), *WHOLE)
     code, out, err = end(checkout.up("one", model, "--detach"))
     assert code == 0, err
-    assert out.startswith("one starts: `warmstart status` shows when it is ready, to answer at http://127.0.0.1:")
+    assert out.startswith(
+        "one starts: `.venv/bin/python build.py status` shows when it is ready, to answer at http://127.0.0.1:"
+    )
     assert "one: starting since" in checkout.call("status")[1]
     assert "it doesn't answer yet" in end(checkout.up("one", model))[2]
     (model / "on").touch()
@@ -341,11 +343,13 @@ def test_a_bad_start_is_diagnosed_and_kept(checkout: Checkout) -> None:
     assert "ended in the phase weights (exit code 1): the image holds no device code for this GPU" in err
     assert f"  > {fatal}" in err
     assert "make image" in err
-    assert "`warmstart logs one` shows its whole log" in err
+    assert "`.venv/bin/python build.py logs one` shows its whole log" in err
     assert fatal in checkout.call("logs", "one")[1]
     assert checkout.seen("one") == "exited"
     # There is no lease, but a container, and it is the only one.
-    assert re.match(r"one: ended since .*; exit code 1; `warmstart logs one` shows", checkout.call("status")[1])
+    assert re.match(
+        r"one: ended since .*; exit code 1; `.venv/bin/python build.py logs one` shows", checkout.call("status")[1]
+    )
     assert fatal in checkout.call("logs")[1]
     assert checkout.call("down")[1] == "stopped one\n"
     assert checkout.seen("one") == ""

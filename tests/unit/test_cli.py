@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 import build
-from warmstart import cli, errors, log
+import warmstart
+from warmstart import cli, engine, engines, errors, log, probe, verify
+from warmstart import run as recording
 
 
 @pytest.fixture(autouse=True)
@@ -77,7 +79,7 @@ def test_an_unknown_arch_is_one_line_and_a_hint(capsys: pytest.CaptureFixture[st
     out, err = capsys.readouterr()
     assert out == ""
     assert err.splitlines()[0] == "error: unknown arch 'gfx1155'"
-    assert err.splitlines()[1].startswith("  hint: did you mean gfx115")
+    assert err.splitlines()[1].startswith("  hint: known: cpu, gfx")
     assert len(err.splitlines()) == 2
 
 
@@ -188,18 +190,87 @@ def test_a_full_disk_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert "No space left" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("words", "told", "hint"),
-    [
-        (["plna"], "warmstart knows no 'plna'", "did you mean plan?"),
-        (["seed", "fly"], "warmstart seed knows no 'fly'", "there are make, push, pull, verify, ls"),
-        (["plan", "--nothing"], "unrecognized arguments: --nothing", "warmstart --help"),
-        (["up"], "the following arguments are required: preset", "warmstart up --help"),
-        ([], "the following arguments are required: VERB", "warmstart --help"),
-    ],
-)
+BUILD = ".venv/bin/python build.py"
+WRONG = [
+    (["plna"], "there is no verb 'plna'", f"did you mean plan? `{BUILD} --help` lists all", "`make help` lists all"),
+    (["seed", "fly"], "seed knows no 'fly'", "there are make, push, pull, verify, ls", ""),
+    (["seed", "Pul"], "seed knows no 'Pul'", "did you mean pull?", "did you mean DO=pull?"),
+    (["image", "--device", "alway"], "--device can't be 'alway'", "did you mean always?", "did you mean always?"),
+    (["plan", "--frozn"], "plan has no option --frozn", "did you mean --frozen?", "`make plan ARGS=--help` shows"),
+    (["plan", "--jsn"], "plan has no option --jsn", "did you mean --json?", "did you mean --json?"),
+    (["plan", "--chek"], "plan has no option --chek", "--check is an option of lock; `", "of lock; `make plan ARGS=--"),
+    (["logs", "-x"], "logs has no option -x", f"`{BUILD} logs --help` shows", "`make logs ARGS=--help` shows"),
+    (["exec", "-x"], "exec has no option -x", f"`{BUILD} exec --help` shows", "`make help` shows"),
+    (["plan", "cpu", "gfx1151"], "plan takes one arch, not 'gfx1151' as well", "plan gfx1151`", "plan ARCH=gfx1151`"),
+    (["up", "a", "b"], "up takes one preset, not 'b' as well", f"`{BUILD} up b`", "`make up PRESET=b`"),
+    (["archs", "x"], "archs takes fewer words", f"`{BUILD} archs --help`", "`make archs ARGS=--help`"),
+    (["up", "a", "--sett", "k=S3CRET"], "up has no option --sett", "did you mean --set?", "did you mean --set?"),
+    (["up", "a", "--sett=k=S3CRET"], "up has no option --sett", "did you mean --set?", "did you mean --set?"),
+    (["up", "a", "--set"], "--set needs a value", "--set KEY=VALUE; ", "ARGS='--set KEY=VALUE'; `make up ARGS=--help`"),
+    (["up", "a", "--silence", "x"], "--silence can't be 'x'", "--silence SECONDS", "ARGS='--silence SECONDS'"),
+    (["plan", "--json=1"], "--json takes no value", "--json", "ARGS='--json'"),
+    (["plan", "--d"], "--d can be --dry-run or --debug", "write it out", "write it out"),
+    (["up"], "which preset?", f"`{BUILD} up …`; `{BUILD} presets`", "`make up PRESET=…`; `make presets`"),
+    (["watch"], "which preset?", f"`{BUILD} watch …`; `{BUILD} status`", "`make watch PRESET=…`; `make status`"),
+    (["phases"], "which file?", f"`{BUILD} phases vllm.log`", "`make phases FILE=vllm.log`"),
+    (["emit"], "which kind?", f"`{BUILD} emit quadlet …`", "`make emit KIND=quadlet PRESET=…`"),
+    ([], "which verb?", f"`{BUILD} --help` lists all", "`make help` lists all"),
+]
+
+
+@pytest.mark.parametrize("by_make", [False, True])
+@pytest.mark.parametrize(("words", "told", "hint", "make"), WRONG)
 def test_wrong_words_are_one_line_and_a_hint(
-    words: list[str], told: str, hint: str, capsys: pytest.CaptureFixture[str]
+    words: list[str],
+    told: str,
+    hint: str,
+    make: str,
+    by_make: bool,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if by_make:
+        monkeypatch.setenv("MAKELEVEL", "1")
+        told, hint = told.replace("seed knows no '", "seed knows no 'DO="), make
     assert run(*words) == errors.UsageError.code
-    assert capsys.readouterr().err.splitlines() == [f"error: {told}", f"  hint: {hint}"]
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == f"error: {told}"
+    assert second.startswith("  hint: ")
+    assert hint in second
+    assert "S3CRET" not in first + second
+    assert "warmstart" not in first + second  # no such program
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        run("--version")
+    assert stop.value.code == 0
+    assert capsys.readouterr().out == f"warmstart {warmstart.__version__}\n"
+
+
+@pytest.mark.parametrize(("words", "code"), [(["logs", "-f"], 0), (["logs"], errors.Interrupted.code)])
+def test_ctrl_c_is_the_way_out_of_a_log(
+    words: list[str], code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(*_: object, **__: object) -> None:
+        raise errors.Interrupted("stopped by Ctrl-C")
+
+    monkeypatch.setattr(engines, "show_log", stopped)
+    assert run(*words) == code
+    assert bool(capsys.readouterr().err) == bool(code)
+
+
+def test_a_dry_run_of_the_image_tests_counts_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(recording.recorder, "on", False)
+    monkeypatch.setattr(recording.recorder, "commands", [])
+    monkeypatch.setattr(build, "STATE", tmp_path)
+    monkeypatch.setattr(probe, "probe", lambda _: None)
+    monkeypatch.setattr(verify, "plan_of", lambda _, __, plan, ___: plan)
+    monkeypatch.setattr(engine, "inspect", lambda *_: Namespace(image_id="sha256:1"))
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)  # its tools are not installed for it
+    assert run("verify", "cpu", "--image", "x", "--dry-run") == 0
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "would test sha256:1" in err

@@ -361,11 +361,15 @@ def test_llama_swap_takes_all_that_the_arch_can_serve() -> None:
     assert set(models) == {"Qwen3-0.6B-smoke", "Qwen3.5-9B-w4a16"}
 
 
-def test_what_can_not_be_emitted() -> None:
+def test_what_can_not_be_emitted(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="one preset"):
         emit.emit(ROOT, NOWHERE, "quadlet", [], {}, "cpu")
     with pytest.raises(UsageError, match="one preset"):
         emit.emit(ROOT, NOWHERE, "compose", ["instinct", "mi200"], {}, "cpu")
+    monkeypatch.setenv("MAKELEVEL", "1")
+    with pytest.raises(UsageError) as raised:
+        emit.emit(ROOT, NOWHERE, "compose", [], {}, "cpu")
+    assert raised.value.hint == "`make emit KIND=compose PRESET=…`; `make presets` lists all"
     with pytest.raises(PresetUnfit):
         emit.emit(ROOT, NOWHERE, "quadlet", ["gemma-4-E4B-it-w4a16"], {}, "gfx1102")
     with pytest.raises(PresetUnfit):

@@ -91,7 +91,7 @@ def test_what_a_failed_start_left_is_listed_and_its_log_shown(
     assert [(row["preset"], row["state"], row["log"]) for row in told["engines"]] == [("a", "ended", str(file))]
     line = engines.text(told).splitlines()[0]
     assert line.startswith("a: ended since ")
-    assert line.endswith("; exit code 1; `warmstart logs a` shows its end")
+    assert line.endswith("; exit code 1; `.venv/bin/python build.py logs a` shows its end")
     engines.show_log(tmp_path, "", follow=False)
     engines.show_log(tmp_path, "", follow=True)
     assert capsys.readouterr().out.count("the end") == 2
@@ -177,7 +177,7 @@ def test_a_start_that_was_killed_before_it_had_a_container_is_forgotten(tmp_path
 def test_what_down_has_to_put_right_is_kept(tmp_path: Path) -> None:
     stale = msgspec.structs.replace(one("a", stopped=("llama.service",)), owner=DEAD, owner_began=1)
     lease.take(tmp_path / "warmstart", stale, {})
-    assert "`warmstart down a` starts llama.service again" in engines.text(engines.status(tmp_path))
+    assert "`.venv/bin/python build.py down a` starts llama.service again" in engines.text(engines.status(tmp_path))
     assert len(lease.read(tmp_path / "warmstart")) == 1
 
 

@@ -166,6 +166,13 @@ def test_bad_variables(name: str, hint: str) -> None:
     assert hint in raised.value.hint
 
 
+@pytest.mark.parametrize("name", ["VLLM_FOO", "VLLM_MODEL", "VLLM_X"])
+def test_a_variable_is_like_another_by_what_follows_vllm(name: str) -> None:
+    with pytest.raises(flags.Bad) as raised:
+        flags.check_env(ROOT, name, ROCM)
+    assert "did you mean" not in raised.value.hint
+
+
 def test_good_variables() -> None:
     for name in ("VLLM_ROCM_USE_AITER", "HF_TOKEN", "NCCL_PROTO", "_x"):
         flags.check_env(ROOT, name, ROCM)

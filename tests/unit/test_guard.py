@@ -12,7 +12,7 @@ import pytest
 
 from tests.hosts import MIB, plant
 from warmstart import gpus, guard, limits, sizes
-from warmstart.errors import MemoryShort, ProfileError, UsageError
+from warmstart.errors import MemoryShort, PresetError, ProfileError
 from warmstart.need import Model
 
 ROOT = Path(__file__).parents[2]
@@ -397,9 +397,27 @@ def test_numbers_as_vllm_reads_them(text: object, tokens: int) -> None:
     ],
 )
 def test_what_is_no_number(flags: dict[str, object]) -> None:
-    with pytest.raises(UsageError, match="is no") as told:
+    with pytest.raises(PresetError, match="is no") as told:
         sizes.asked(flags, {}, DENSE, [], LIMITS)
     assert len(told.value.message) < 100
+
+
+@pytest.mark.parametrize(
+    ("flag", "hint"),
+    [
+        ("max-num-seqs", "--set max-num-seqs=16"),
+        ("max-model-len", "--set max-model-len=8192, or with k, M, G"),
+        ("max-num-batched-tokens", "--set max-num-batched-tokens=2048, or with k, M, G"),
+        ("kv-cache-memory-bytes", "--set kv-cache-memory-bytes=4G, or with k, M, G"),
+        ("tensor-parallel-size", "--set tensor-parallel-size=1"),
+    ],
+)
+def test_a_number_to_try_suits_the_flag(flag: str, hint: str) -> None:
+    with pytest.raises(PresetError) as told:
+        sizes.asked({flag: "abc"}, {}, DENSE, [], LIMITS)
+    assert (told.value.code, told.value.hint) == (71, hint)
+    value = hint.partition(",")[0].partition("=")[2]
+    sizes.asked({flag: value}, {}, DENSE, [], LIMITS)
 
 
 @pytest.mark.parametrize("sizes_given", ["²", "9" * 5000, "x"])

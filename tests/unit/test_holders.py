@@ -9,7 +9,7 @@ import pytest
 from tests.hosts import MIB, plant
 from tests.unit import proctree
 from warmstart import holders, run
-from warmstart.errors import CommandFailed, DeviceHeld, UsageError
+from warmstart.errors import CommandFailed, DeviceHeld, EngineMissing, UsageError
 from warmstart.run import Result
 
 CARD = "0000:03:00.0"
@@ -112,6 +112,35 @@ def test_a_user_s_own_service_needs_no_sudo(systemctl: list[list[str]], monkeypa
 def test_a_service_that_is_not_there(systemctl: list[list[str]]) -> None:
     with pytest.raises(UsageError, match=r"no service typo\.service"):
         holders.stop("typo")
+
+
+def test_a_machine_without_systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def silent(*_: object, **__: object) -> Result:
+        return Result("", "System has not been booted with systemd as init system.\nFailed to connect\n", 1, 0.0)
+
+    def missing(*_: object, **__: object) -> Result:
+        raise EngineMissing("systemctl is not installed", hint="run `make image`")
+
+    monkeypatch.setattr(holders, "BOOTED", tmp_path / "none")
+    for answer in (silent, missing):
+        monkeypatch.setattr(run, "run", answer)
+        with pytest.raises(UsageError, match=r"^--stop nosuch\.service: no systemd runs on this machine") as told:
+            holders.stop("nosuch")
+        assert "\n" not in told.value.message
+        assert "leave out --stop" in told.value.hint
+    monkeypatch.setattr(holders, "BOOTED", tmp_path)
+    monkeypatch.setattr(run, "run", silent)
+    with pytest.raises(CommandFailed, match=r"^systemctl says nothing of x\.service: Failed to connect$") as failed:
+        holders.stop("user:x")
+    assert "leave out --stop" in failed.value.hint
+
+
+def test_how_to_end_it_is_told_in_the_words_of_make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MAKELEVEL", "1")
+    with pytest.raises(DeviceHeld) as held:
+        holders.refuse(holders.others([CARD], (), plant(tmp_path, "r9700-igpu-first")))
+    wanted = "ARGS='--stop llama.service' stops it until `make down`; ARGS='--force' starts beside it"
+    assert held.value.hint == wanted
 
 
 def test_a_service_that_can_not_be_stopped(

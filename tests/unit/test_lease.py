@@ -32,7 +32,7 @@ def test_a_device_without_sizes_has_one_engine(tmp_path: Path) -> None:
     lease.take(tmp_path, one("a"), {})
     with pytest.raises(DeviceHeld, match=r"cpu is held by a \(starting since .*\): one engine at a time") as held:
         lease.take(tmp_path, one("b"), {})
-    assert "warmstart down a" in held.value.hint
+    assert "`.venv/bin/python build.py down a`" in held.value.hint
     assert [x.preset for x in lease.read(tmp_path)] == ["a"]
 
 
@@ -150,14 +150,19 @@ def test_a_file_in_the_place_of_the_folder(tmp_path: Path) -> None:
         lease.take(tmp_path / "warmstart", one("a"), {})
 
 
-def test_which_engine_is_meant(tmp_path: Path) -> None:
+def test_which_engine_is_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(NoEngine, match="no engine runs"):
         lease.pick(tmp_path)
     lease.take(tmp_path, one("a", "0"), {})
     assert lease.pick(tmp_path).preset == "a"
     lease.take(tmp_path, one("b", "1"), {})
-    with pytest.raises(UsageError, match="several"):
+    with pytest.raises(UsageError, match="several") as which:
         lease.pick(tmp_path)
+    assert which.value.hint == "name one: a or b"
+    monkeypatch.setenv("MAKELEVEL", "1")
+    with pytest.raises(UsageError) as which:
+        lease.pick(tmp_path)
+    assert which.value.hint == "name one: PRESET=a or PRESET=b"
     assert lease.pick(tmp_path, "b").preset == "b"
     with pytest.raises(NoEngine) as none:
         lease.pick(tmp_path, "c")
@@ -212,11 +217,14 @@ def test_the_folder_is_its_owner_s_alone(tmp_path: Path) -> None:
 
 def test_an_engine_that_starts_does_not_answer_yet(tmp_path: Path) -> None:
     holder = one("a", port=8000)
-    for state, told in (("starting", "doesn't answer yet: `warmstart status`"), ("ready", "it answers on port 8000")):
+    for state, told in (
+        ("starting", "doesn't answer yet: `.venv/bin/python build.py status`"),
+        ("ready", "it answers on port 8000"),
+    ):
         with pytest.raises(DeviceHeld) as held:
             lease.refuse_same(msgspec.structs.replace(holder, state=state))
         assert told in held.value.hint
-        assert "`warmstart down a` stops it" in held.value.hint
+        assert "`.venv/bin/python build.py down a` stops it" in held.value.hint
 
 
 def test_a_container_s_name() -> None:

@@ -58,7 +58,7 @@ def test_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
         "a ended in the phase weights (exit code 1): the device's memory ran out while the model was loaded or profiled"
     )
     assert "kv-cache-memory-bytes" in failure.hint
-    assert failure.hint.endswith("; `warmstart logs a` shows its whole log")
+    assert failure.hint.endswith("; `.venv/bin/python build.py logs a` shows its whole log")
     assert "Starting to load model" in capsys.readouterr().err
 
 
@@ -72,7 +72,7 @@ def test_it_ended_without_a_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     lease.take(tmp_path, one("a"), {})
     failure = outcome.ended(tmp_path, "a", followed(tmp_path, monkeypatch, found=seen(tmp_path / "log", code=3)))
     assert failure.message == "a ended in the phase import (exit code 3): exit code 3"
-    assert failure.hint == "`warmstart logs a` shows its whole log"
+    assert failure.hint == "`.venv/bin/python build.py logs a` shows its whole log"
 
 
 def test_commands_are_told_as_the_user_gives_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -255,6 +255,26 @@ def test_a_tombstone_is_refused_with_its_reason() -> None:
     presets.usable(gemma, "gfx1102", force=True)
 
 
+def test_hints_are_in_the_words_of_make(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MAKELEVEL", "1")
+    with pytest.raises(UnknownPreset) as unknown:
+        presets.load(ROOT, "smok")
+    assert unknown.value.hint.startswith("did you mean PRESET=smoke-cpu? `make presets` lists all: ")
+    with pytest.raises(PresetUnfit) as refused:
+        presets.usable(presets.load(ROOT, "gemma-4-E4B-it-w4a16"), "gfx1102")
+    assert refused.value.hint == "`make up PRESET=gemma-4-E4B-it-w4a16 ARGS='--force'` tries all the same"
+    with pytest.raises(PresetUnfit) as unfit:
+        presets.usable(presets.load(write(tree, WHOLE), "one"), "gfx1151")
+    assert "`make presets` shows" in unfit.value.hint
+    with pytest.raises(UsageError) as nameless:
+        presets.sets(["=1"])
+    assert nameless.value.hint.startswith("ARGS='--set ")
+    (warning,) = presets.load(ROOT, "Llama-3.1-70B-fp8").warnings
+    assert "; ARGS='--set model=amd/" in warning
+    assert "ARGS='--set model=…'" in presetlist.one(presets.load(ROOT, "instinct"))
+    assert "ARGS='--set model=…'" in presetlist.text(presetlist.rows(ROOT))
+
+
 def test_a_preset_without_a_model_asks_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(PresetError, match="names no model"):
         presets.usable(presets.load(ROOT, "smoke-cpu"), "cpu")

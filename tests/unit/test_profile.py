@@ -53,6 +53,25 @@ def test_unknown_arch_names_the_nearest() -> None:
     assert "did you mean cpu?" in caught.value.hint
 
 
+@pytest.mark.parametrize(
+    ("wrong", "near"),
+    [("gfx90A", "gfx90a"), ("CPU", "cpu"), ("GFX1151", "gfx1151"), ("gfx115", "gfx115"), ("gfx12001", "gfx120")],
+)
+def test_what_is_meant_is_found_without_case(wrong: str, near: str) -> None:
+    with pytest.raises(UnknownArch) as caught:
+        profile.load(ROOT, wrong)
+    assert f"did you mean {near}" in caught.value.hint
+
+
+@pytest.mark.parametrize("real", ["gfx1030", "gfx906", "gfx1155", "gfx940"])
+def test_a_gpu_without_an_image_is_no_other_gpu(real: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MAKELEVEL", "1")
+    with pytest.raises(UnknownArch) as caught:
+        profile.load(ROOT, real)
+    assert "did you mean" not in caught.value.hint
+    assert caught.value.hint.endswith("; for any other GPU there is no image yet: ARCH=cpu works")
+
+
 @pytest.mark.parametrize("bad", ["../cpu", "gfx", "CPU", "defaults", "cuts"])
 def test_what_is_no_arch_is_refused(bad: str) -> None:
     with pytest.raises(UnknownArch):

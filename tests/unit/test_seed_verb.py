@@ -11,8 +11,12 @@ import pytest
 import build
 from tests import seed_cache
 from tests.unit.test_seed_make import CAPS, planned
-from warmstart import cli, errors, probe, registry, run, seedmake, seeds
+from warmstart import cli, errors, presets, probe, registry, run, seedmake, seeds, starts
+from warmstart.phases import StartRecord
 from warmstart.seedlabels import Here
+from warmstart.starts import Start
+
+BUILD = ".venv/bin/python build.py"
 
 
 @pytest.fixture(autouse=True)
@@ -96,8 +100,6 @@ def test_a_presets_model_and_flags_are_those_of_artefacts(
         wanted.append(ask)
         return real(state, caps, plan, ask)
 
-    from warmstart import presets
-
     monkeypatch.setattr(seedmake, "make", make)
     preset = presets.Preset(name="p", model="Qwen/Qwen3", flags={"max-num-seqs": "4", "enforce-eager": True})
     monkeypatch.setattr(presets, "load", lambda *_: preset)
@@ -152,12 +154,66 @@ def test_a_tag_that_is_not_here(capsys: pytest.CaptureFixture[str]) -> None:
     assert verb("verify", "nope") == errors.NothingToSeed.code
     told = capsys.readouterr().err
     assert "there is no seed nope here" in told
-    assert "seed ls" in told
+    assert f"`{BUILD} seed ls` lists" in told
 
 
 def test_an_empty_list_says_how_a_seed_is_made(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(build.VERBS, ["seed", "ls"]) == 0
-    assert "seed make ARCH makes one of what warmstart-cache holds" in capsys.readouterr().err
+    told = f"`{BUILD} seed make …` makes one of what warmstart-cache holds, `{BUILD} seed pull …` gets one"
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ([], "`make seed DO=make ARCH=…` makes one of what warmstart-cache holds, `make seed DO=pull REF=…` gets one"),
+        (["pull"], "`make seed DO=pull REF=…`: the tag of a seed that `make seed DO=ls` lists"),
+        (["verify", "nope"], "`make seed DO=ls` lists those that are; one in a registry is REF=host"),
+        (["make", "cpu", "--set", "model=x"], "ARGS='--preset NAME --set KEY=VALUE'"),
+        (["make", "cpu"], "ARGS='--preset NAME' (ARGS='--preset NAME --set model=…' where it has none), or ARGS='--mo"),
+        (["make", "gfx1151", "--from", str(build.ROOT / "docs")], "`make up PRESET=…`"),
+    ],
+)
+def test_hints_are_in_the_words_of_make(
+    words: list[str], hint: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MAKELEVEL", "1")
+    cli.main(build.VERBS, ["seed", *words])
+    assert hint in capsys.readouterr().err
+
+
+def test_a_dry_list_is_a_list(
+    source: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(run.recorder, "on", False)
+    monkeypatch.setattr(run.recorder, "commands", [])
+    assert verb("make", "gfx1151", "--from", str(source)) == 0
+    capsys.readouterr()
+    assert verb("ls", "--dry-run") == 0
+    assert f"{planned().cache_key}-cu40" in capsys.readouterr().out
+
+
+def test_a_preset_that_never_started_here_is_told(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from warmstart import runline
+
+    known = "no start of instinct is on record here"
+    monkeypatch.setattr(runline, "CACHE", str(source))
+    monkeypatch.setattr(presets, "usable", lambda *_, **__: None)
+    named = ["make", "gfx1151", "--preset", "instinct", "--set", "model=m"]
+    for words, told in (
+        (named, True),
+        ([*named, "--from", str(source)], False),  # of another machine, for all that is known
+        ([*named, "--tier", "kernels"], False),  # the same for any model
+        (["make", "gfx1151", "--model", "m"], False),
+    ):
+        assert verb(*words) == 0
+        assert (known in capsys.readouterr().err) is told, words
+    record = StartRecord(version="", phases=(), seconds=1.0, ready=True, reached="ready")
+    starts.add(tmp_path / "state", Start(preset="instinct", image="i", began=1.0, wall=1.0, record=record))
+    assert verb(*named) == 0
+    assert known not in capsys.readouterr().err
 
 
 def test_a_dry_run_changes_nothing(

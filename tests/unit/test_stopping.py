@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 from tests.unit.test_engines import box, place, podman_lists, running
-from warmstart import container, control, engines, holders, lease, runline, stopping
+from warmstart import container, control, engines, holders, lease, run, runline, stopping
 from warmstart.engine import Capabilities
 from warmstart.errors import Interrupted, NoEngine
 
@@ -59,6 +59,15 @@ def test_a_second_ctrl_c_kills_what_the_first_one_stops(
     assert (removed, lease.read(place)) == (["warmstart-b"], ())
 
 
+def test_a_dry_down_says_what_it_would_run_and_that_alone(
+    tmp_path: Path, place: Path, stopped: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lease.take(place, mine := running("a", state="ready"), {})
+    monkeypatch.setattr(run.recorder, "on", True)
+    assert stopping.down(ROOT, tmp_path, CAPS) == ["a"]
+    assert (capsys.readouterr().err, len(stopped), lease.read(place)) == ("", 1, (mine,))
+
+
 def test_ctrl_c_while_memory_comes_back_starts_services_again(
     tmp_path: Path, place: Path, stopped: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,4 +102,4 @@ def test_what_up_says_of_an_engine_that_still_starts() -> None:
         preset="a", container="c", url="http://x/v1", image_id="", devices=(), ready=False, wall=0.0, record=None
     )
     told = control.text(started)
-    assert told == "a starts: `warmstart status` shows when it is ready, to answer at http://x/v1"
+    assert told == "a starts: `.venv/bin/python build.py status` shows when it is ready, to answer at http://x/v1"
