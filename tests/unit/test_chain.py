@@ -9,10 +9,10 @@ PACKAGE = Path(__file__).parents[2] / "warmstart"
 
 # In chain order (docs/architecture.md). A module may import those to its left.
 CHAIN = (
-    "names early errors hints masking log signals run host toml schema profile lock cuts known rules patches volume "
-    "plan hardware tables gittree render explain manifest pipconf targets wheels solve pins aptconf mmdebstrap rootfs "
-    "debs context patchcheck containersconf proof probe store failure leftovers pruning engine inputs madewheels resolve "
-    "report assemble logline phases starts verify elf archives "
+    "names early errors hints masking log signals run host toml schema profile lock cuts known rules patches "
+    "volume plan hardware tables gittree render explain manifest pipconf targets wheels solve pins aptconf "
+    "mmdebstrap rootfs debs context patchcheck containersconf proof probe store failure leftovers pruning engine "
+    "inputs madewheels resolve report assemble logline phases starts verify elf archives "
     "registry cachedir seedtiers seedlabels unpack seedfiles seedlayout seedplace seedstore seedmake seeds "
     "offers devicecode standins loopback reuse rehearsed rehearse "
     "flags presetfiles presets runline presetlist seedverb "
