@@ -435,14 +435,17 @@ def test_what_workers_do_or_not_is_compiled_here(
     assert (out, err.count("\n")) == ("", 1 if isinstance(answer, Exception) else 0)
 
 
-def test_few_processors_use_threads(hook: Any, mode: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("running", [True, False])
+def test_few_processors_use_threads_unless_workers_run_already(
+    hook: Any, mode: Any, monkeypatch: pytest.MonkeyPatch, running: bool
+) -> None:
     monkeypatch.delenv("WARMSTART_HOOK_WORKERS")
-    workers = workers_module(True, running=False)
+    workers = workers_module(True, running)
     monkeypatch.setitem(sys.modules, "warmstart_workers", workers)
     monkeypatch.setattr(hook.os, "sched_getaffinity", lambda pid: set(range(hook.FEWEST_WORKERS - 1)))
     t = tuner(hook, mode)
     t.run("x", grid=(1,), warmup=False)
-    assert workers.asked == []
+    assert len(workers.asked) == (6 if running else 0)
     assert len(t.before) == 6
 
 
