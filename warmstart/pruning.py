@@ -19,14 +19,15 @@ from warmstart.probe import Capabilities, environment
 from warmstart.proof import mounts
 
 ID = re.compile(r"[0-9a-f]{12,64}")  # of an image, short or whole
+ONE_BUILD = re.compile(r"-[0-9a-f]{12}$")  # ends the name of one build; the other name of an arch's moves to the newest
 
 
 def prune(caps: Capabilities, state: Path) -> dict[str, int]:
     """Free what our earlier builds left: images, layers and RUN caches beyond the newest build of each arch.
 
     So it does with all that builds left which were cut off. Returns the bytes and images freed: the sizes of what is
-    gone, so nobody else's writing shows in them. Images with a name outside of localhost/ stay, seeds too, and so does
-    all that a build which runs right now, a container or the newest builds need.
+    gone, so nobody else's writing shows in them. Images with a name outside of localhost/ stay, seeds too, what another
+    checkout built last, and so does all that a build which runs right now, a container or the newest builds need.
     """
     freed, removed = 0, 0
     left = cut_off(Path(caps.storage), state)
@@ -96,8 +97,13 @@ def _old(images: Mapping[str, Mapping[str, Any]], state: Path) -> list[str]:
         local = all(name.startswith("localhost/") for name in images[image].get("Names") or ())
         return local and (labels.get(f"{LABEL}arch") in records or image.startswith(tuple(noted)))
 
+    def current(image: str) -> bool:
+        """Whether it has the name by which an arch's image is used, whoever built it."""
+        arch = (images[image].get("Labels") or {}).get(f"{LABEL}arch")
+        return bool(arch) and not all(map(ONE_BUILD.search, images[image].get("Names") or ()))
+
     keep: set[str] = set()
-    for image in (i for i in images if i.startswith(tuple(newest))):
+    for image in (i for i in images if i.startswith(tuple(newest)) or current(i)):
         keep.update(_line(images, image))
     gone = [image for image in images if image not in keep and ours(image)]
     return sorted(gone, key=lambda image: len(_line(images, image)), reverse=True)

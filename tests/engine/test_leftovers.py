@@ -112,8 +112,8 @@ def test_prune_frees_what_the_newest_builds_do_not_need(caps: Capabilities, base
 
     text = "FROM {base}\nRUN echo prune\nRUN echo v{n} > /v\nLABEL io.warmstart.arch=cpu\n"
     with engine.hold(state, "cpu"):
-        old = build(text.format(base=base, n=1), f"{NAME}:cpu", f"{NAME}:cpu-1")
-        new = build(text.format(base=base, n=2), f"{NAME}:cpu", f"{NAME}:cpu-2")
+        old = build(text.format(base=base, n=1), f"{NAME}:cpu", f"{NAME}:cpu-vllm1-000000000001")
+        new = build(text.format(base=base, n=2), f"{NAME}:cpu", f"{NAME}:cpu-vllm1-000000000002")
     (work / "image.json").write_text(json.dumps({"image_id": new}))
     cache = work / "tmp" / "buildah-cache" / "x"
     cache.mkdir(parents=True)
@@ -178,11 +178,31 @@ def test_prune_leaves_a_running_build_alone(caps: Capabilities, tmp_path: Path) 
         first.wait()
 
 
+def test_prune_leaves_what_another_checkout_built_last(caps: Capabilities, base: str, tmp_path: Path) -> None:
+    """`up` uses it by the arch's name, whoever made it."""
+    made = {}
+    for checkout in ("this", "other"):
+        work = tmp_path / checkout / "cpu"
+        (work / "context").mkdir(parents=True)
+        text = f"FROM {base}\nRUN echo {checkout} > /v\nLABEL io.warmstart.arch=cpu\n"
+        tags = [f"{NAME}:cpu-vllm1-{checkout.encode().hex():0>12.12}", f"{NAME}:cpu"]
+        with engine.hold(tmp_path / checkout, "cpu"):
+            made[checkout] = engine.build(
+                caps, text, context=work / "context", tags=tags, epoch=EPOCH, log_file=work / "build.log"
+            )
+        (work / "image.json").write_text(json.dumps({"image_id": made[checkout]}))
+    engine.prune(caps, tmp_path / "this")
+    assert engine.inspect(caps, f"{NAME}:cpu").image_id == made["other"]
+    assert engine.exists(caps, made["this"])
+    engine.remove(caps, made["this"])
+    engine.remove(caps, f"{NAME}:cpu")
+
+
 def test_prune_leaves_seeds(caps: Capabilities, base: str, tmp_path: Path) -> None:
     (work := tmp_path / "cpu").mkdir()
     text = "FROM scratch\nCOPY a /a\nLABEL io.warmstart.arch=cpu\n"
     (work / "a").touch()
-    tags = {"seed": "localhost/warmstart/seed:x-cu40", "old": f"{NAME}:no-seed"}
+    tags = {"seed": "localhost/warmstart/seed:x-cu40", "old": f"{NAME}:no-seed-000000000003"}
     made = {}
     for kind, tag in tags.items():
         more = "LABEL io.warmstart.seed=1\n" if kind == "seed" else f"LABEL kind={kind}\n"
