@@ -19,7 +19,7 @@ import msgspec
 
 from warmstart import failure, log, run, store
 from warmstart.errors import BaseMismatch, CommandFailed, DiskFull, ImageMissing, Unreachable
-from warmstart.leftovers import hold, note, swept
+from warmstart.leftovers import MARK, hold, note, swept
 from warmstart.probe import Capabilities, environment, probe
 from warmstart.pruning import prune
 from warmstart.run import Result
@@ -79,7 +79,7 @@ def build(
     Raises BuildFailed, DiskFull, Unreachable, WheelMismatch, Interrupted, Terminated.
     """
     work = log_file.parent.resolve()
-    file, iid = work / "build.containerfile", work / "build.iid"
+    file, iid = work / MARK, work / "build.iid"
     words: list[str | Path] = [*"buildah build --layers --force-rm --pull=never --format oci".split()]
     words += ["--timestamp", str(epoch), "--iidfile", iid, "--file", file, "--secret", f"id=mark,src={file}"]
     words += ["--annotation", f"{ANNOTATION}={work.name}"]

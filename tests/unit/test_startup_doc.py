@@ -58,6 +58,12 @@ def test_the_volume_is_told_as_it_is() -> None:
     assert f"`WARMSTART_KEEP_GB={table.keep_gb:g}`" in TEXT
 
 
+def test_the_entry_point_looks_where_the_hooks_write(hooks: Any) -> None:
+    text = (ROOT / "image" / "start_caches.py").read_text(encoding="utf-8")
+    assert re.findall(r'^USED = "(.+?)"', text, re.MULTILINE) == [hooks("warmstart_ahead").FOLDER]
+    assert f"`triton/{hooks('warmstart_ahead').FOLDER}/`" in TEXT
+
+
 def test_the_hooks_look_where_the_image_has_its_files(hooks: Any) -> None:
     looked = {"lost.json": hooks("warmstart_hooks").LOST, "caches/bans.toml": hooks("warmstart_bans").BANS}
     assert looked == {name: f"{names.HOME}/{name}" for name in looked}
