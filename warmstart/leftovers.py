@@ -24,7 +24,7 @@ import msgspec
 from warmstart import log, run, store
 from warmstart.errors import Busy, CommandFailed
 from warmstart.probe import Capabilities, environment
-from warmstart.proof import mounts
+from warmstart.proof import mounts, secret
 from warmstart.store import marked
 
 GRACE = 10.0  # seconds that processes of a dead build get to clean up after SIGTERM
@@ -108,7 +108,7 @@ def cut_off(storage: Path, state: Path) -> list[Left]:
             running.add(folder.name)
         else:
             over.append((folder, folder / MARK))
-    over += [(folder, folder / "more" / "file") for folder in probes(state)]
+    over += [(folder, secret(folder)) for folder in probes(state)]
     names = {folder.name for folder, _ in over} - running
     images = store.lasting(lambda: store.temporary(storage, names))
     half = store.lasting(lambda: store.half_made(storage, names))

@@ -28,12 +28,17 @@ RUN --mount=type=bind,from=more,target=/more --mount=type=secret,id=more,target=
 """
 
 
+def secret(folder: Path) -> Path:
+    """The file that the proof's build passes as a secret; a working container that it left is known by it."""
+    return folder / "more" / "file"
+
+
 def prepare(folder: Path) -> bool:
     """Lay out what the proof needs. False where there is no tiny program for this machine."""
     program = tiny_program(os.uname().machine)
     for name in ("rootfs", "more", "tmp"):
         (folder / name).mkdir()
-    for path in (folder / "rootfs/exit", folder / "exit", folder / "more/file"):
+    for path in (folder / "rootfs/exit", folder / "exit", secret(folder)):
         path.write_bytes(program)
         path.chmod(0o755)
     (folder / "Containerfile").write_text(PROOF, encoding="utf-8")
@@ -45,7 +50,7 @@ def fault(folder: Path, env: Mapping[str, str], *, podman: bool = True) -> str:
     env = {**env, "TMPDIR": str(folder / "tmp")}
     more, iid = folder / "more", folder / "iid"
     build: list[str | Path] = [*"buildah build --quiet --layers=false --force-rm --timestamp 0".split()]
-    build += ["--build-context", f"more={more}", "--secret", f"id=more,src={more / 'file'}"]
+    build += ["--build-context", f"more={more}", "--secret", f"id=more,src={secret(folder)}"]
     build += ["--iidfile", iid, "--file", folder / "Containerfile", folder]
     try:
         if podman:
