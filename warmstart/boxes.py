@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from warmstart import lease, run
+from warmstart import hints, lease, run
 from warmstart.errors import UsageError
 from warmstart.lease import Lease
 from warmstart.names import PRESET
@@ -97,6 +97,7 @@ def stray(state: Path, place: Path, name: str = "") -> Listed | None:
         return None
     found = [one for one in without_lease(listed(state) or (), leases) if name in ("", one.preset)]
     if len(found) > 1 and not name:
-        raise UsageError("there are several containers", hint=f"name one: {', '.join(one.preset for one in found)}")
+        names = hints.presets(list(dict.fromkeys(one.preset for one in found)))
+        raise UsageError("there are several containers", hint=f"name one: {names}")
     ours = [one for one in found if one.name == lease.container_name(one.preset)]
     return next(iter(ours or found), None)

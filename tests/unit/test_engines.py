@@ -108,8 +108,10 @@ def test_a_container_of_somebody_else(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_which_container_without_a_lease_is_meant(tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     quadlet, ours, other = box("a", pid=42, name="quadlet-a"), box("a"), box("b")
     podman_lists(monkeypatch, tmp_path, quadlet, ours, other)
-    with pytest.raises(UsageError, match="several containers"):
+    monkeypatch.setenv("MAKELEVEL", "1")
+    with pytest.raises(UsageError, match="several containers") as several:
         boxes.stray(tmp_path, place)
+    assert several.value.hint == "name one: PRESET=a or PRESET=b"
     assert boxes.stray(tmp_path, place, "a") == ours
     assert boxes.stray(tmp_path, place, "c") is None
     lease.take(place, running("c"), {})
