@@ -16,12 +16,19 @@ from types import FrameType
 from warmstart import early
 from warmstart.errors import Interrupted, Terminated
 
+# A signal that comes just before the main thread falls asleep, or that another thread gets, doesn't wake it: Python
+# only notes it. So one that means nothing follows, some times: NUDGE is ignored by whoever doesn't ask for it.
+NUDGE = signal.SIGURG
+NUDGES, BETWEEN = 5, 0.1  # how often, and the seconds before each
+
 # Leaders of the groups that run now, each with the signal that we got and passed on to it (0: none).
 _live: dict[int, int] = {}
 
-# Threads that are about to start a command, and the signal that waits until they have.
-_starting: set[int] = set()
-_waiting: list[int] = []
+# Threads that are about to start a command, each with the signal that came meanwhile (0: none).
+_starting: dict[int, int] = {}
+
+# For changes to both. _stop, which can interrupt any of them in the main thread and itself, needs it too.
+_change = threading.RLock()
 
 
 def catch() -> None:
@@ -29,6 +36,11 @@ def catch() -> None:
 
     Raised are Interrupted or Terminated. A second signal kills what the first could not stop.
     """
+    ours, theirs = os.pipe()
+    os.set_blocking(theirs, False)  # Python asks for it
+    threading.Thread(target=_nudge, args=(ours,), name="nudge", daemon=True).start()
+    signal.set_wakeup_fd(theirs, warn_on_full_buffer=False)
+    signal.signal(NUDGE, lambda *_: None)
     for number in early.TOLD:
         signal.signal(number, _stop)
 
@@ -40,18 +52,26 @@ def starting() -> Iterator[Callable[[int], None]]:
     Without it a signal could come when the process is there but not yet known, and so could not be stopped.
     """
     me = threading.get_ident()
-    _starting.add(me)
+    main = me == threading.main_thread().ident
+    groups: list[int] = []
+    with _change:
+        _starting[me] = 0
     try:
-        yield lambda group: _live.__setitem__(group, 0)
+        yield groups.append
     finally:
-        _starting.discard(me)
-        if _waiting and not _starting:
-            os.kill(os.getpid(), _waiting.pop())
+        with _change:
+            _live.update(dict.fromkeys(groups, 0 if main else _starting[me]))
+            number = _starting.pop(me)
+        if number and main:
+            _stop(number, None)
+        for group in groups if number else ():
+            send(group, signal.SIGINT)
 
 
 def ended(group: int) -> None:
     """Forget a command that is gone."""
-    _live.pop(group, None)
+    with _change:
+        _live.pop(group, None)
 
 
 def passed_on(group: int) -> int:
@@ -94,12 +114,27 @@ def tied() -> Callable[[], None]:
     return tie
 
 
+def _nudge(pipe: int) -> None:
+    """See that the main thread hears of each signal. `pipe` has a byte for each that came, its number."""
+    main = threading.main_thread().ident
+    while came := os.read(pipe, 64):
+        for _ in range(NUDGES if set(came) - {NUDGE} else 0):
+            time.sleep(BETWEEN)
+            signal.pthread_kill(main, NUDGE)  # type: ignore[arg-type]
+
+
 def _stop(number: int, _frame: FrameType | None) -> None:
-    if _starting:
-        _waiting[:] = [number]
+    me = threading.get_ident()  # the main thread: Python runs handlers nowhere else
+    if me in _starting:
+        _starting[me] = number
         return
+    with _change:
+        # A thread that is starting a command passes the signal on by itself. Were we to wait for that and to be
+        # woken by another signal, it could come just before we sleep again, and nothing would end that sleep.
+        _starting.update(dict.fromkeys(_starting, number))
+        groups = dict(_live)
+        _live.update(dict.fromkeys(groups, number))
     # SIGINT for both: it is what tools clean up after.
-    for group, before in list(_live.items()):
-        _live[group] = number
+    for group, before in groups.items():
         send(group, signal.SIGKILL if before else signal.SIGINT)
     raise error(number)

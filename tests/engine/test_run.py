@@ -159,6 +159,58 @@ def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
     assert time.monotonic() - began < 5
 
 
+# Waits for a command that a thread starts, and gets the signal while it does: before the command is there (early)
+# or when it is. Another thread gets it, which wakes nobody, as little as a signal does just before a sleep.
+ELSEWHERE = """
+import signal, sys, threading, time
+from warmstart import signals
+from warmstart.errors import WarmstartError
+
+order, early = [], sys.argv[1] == "early"
+
+def send(group, number):
+    order.append((group, number))
+    over.set()
+
+over = threading.Event()
+signals.send = send
+signals.catch()
+
+def work():
+    with signals.starting() as started:
+        if early:
+            raised.wait()
+        started(7)
+        if early:
+            assert not order
+    if not early:
+        time.sleep(0.2)  # the main thread sleeps by then
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+    over.wait()
+
+raised = threading.Event()
+thread = threading.Thread(target=work)
+try:
+    thread.start()
+    if early:
+        time.sleep(0.05)
+        signal.raise_signal(signal.SIGINT)
+    threading.Event().wait()
+except WarmstartError as failure:
+    raised.set()
+    thread.join()
+    print(type(failure).__name__, [(group, signal.Signals(number).name) for group, number in order])
+"""
+
+
+@pytest.mark.parametrize("when", ["early", "late"])
+def test_a_signal_that_does_not_wake_the_main_thread_reaches_it(when: str) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", ELSEWHERE, when], cwd=ROOT, capture_output=True, text=True, timeout=30, check=True
+    )
+    assert ran.stdout == "Interrupted [(7, 'SIGINT')]\n", ran.stderr
+
+
 def test_when_we_are_killed_the_command_is_stopped(tmp_path: Path) -> None:
     process, pids = family(tmp_path, "main")
     process.kill()
