@@ -20,7 +20,7 @@ from typing import Any
 HOLD, HOST, STARTS = "in-use", "host.json", "starts"
 SCHEMA = 1
 CPUINFO = Path("/proc/cpuinfo")
-TRIES = 10  # each time somebody else removed the key just then
+TRIES = 500  # of 20 ms: somebody else removed the key just then, or has it alone until he has made it ready
 LIMIT = 1_000_000  # bytes of a file that is read; this script's own have some hundred
 QUIET = 3600.0  # seconds; a compiler writes nothing for minutes, not for an hour
 

@@ -41,7 +41,7 @@ READ_ONCE = tuple(
 DEVICES = ("/dev/kfd", "/dev/nvidia-uvm", "/dev/dxg")  # open in a process whose HIP or CUDA has begun
 FORCE = "force"  # of WARMSTART_HOOK_FORK: for measuring where libraries that images lack have threads (pyarrow)
 KEPT = "warmstart_helper.json"  # in VLLM_CACHE_ROOT: variables and modules of a worker that had to be spawned
-PROGRAM = "import sys; sys.path[:] = {path!r}; import warmstart_forker; warmstart_forker.begin({fd})"
+PROGRAM = "import sys; sys.path[:] = {path!r}; import warmstart_forker; warmstart_forker.begin({fd}, {server})"
 
 
 class Helper(NamedTuple):
@@ -69,7 +69,7 @@ def begin_early(module: Any) -> None:
         return
     env = {name: value for name, value in {**first.env, **found["env"]}.items() if value is not None}
     ours, theirs = channel()
-    program = PROGRAM.format(path=sys.path, fd=theirs.fileno())
+    program = PROGRAM.format(path=sys.path, fd=theirs.fileno(), server=os.getpid())
     flags = util._args_from_interpreter_flags()  # type: ignore[attr-defined] # those of every spawned Python
     argv = [sys.executable, *flags, "-c", program, json.dumps(found["modules"])]
     subprocess.Popen(argv, env=env, pass_fds=(theirs.fileno(),))
@@ -93,10 +93,11 @@ def prepare(module: Any) -> None:
     ours, theirs = channel()
     made = Helper(ours, dict(os.environ), frozenset(os.sched_getaffinity(0)), False)
     util._flush_std_streams()  # type: ignore[attr-defined]
+    server = os.getpid()
     if os.fork() == 0:
         try:
             ours.close()
-            importlib.import_module("warmstart_forker").serve(theirs, made, PRELOAD)
+            importlib.import_module("warmstart_forker").serve(theirs, made, PRELOAD, server)
         finally:
             os._exit(0)  # never back into the server's code
     theirs.close()

@@ -25,23 +25,25 @@ import warmstart_request as request  # type: ignore[import-not-found]
 PR_SET_PDEATHSIG = 1  # linux/prctl.h: a signal for when the parent has ended; what this one forks does not inherit it
 
 
-def begin(fd: int) -> None:
+def begin(fd: int, server: int) -> None:
     """The second helper: a new Python, which got the modules to import as its argument."""
     find_title()
     os.set_inheritable(fd, False)
     channel = socket.socket(fileno=fd)
     made = fork.Helper(channel, dict(os.environ), frozenset(os.sched_getaffinity(0)), True)
-    serve(channel, made, json.loads(sys.argv[1]))
+    serve(channel, made, json.loads(sys.argv[1]), server)
 
 
-def serve(channel: socket.socket, made: Any, modules: Iterable[str]) -> None:
-    """Import the modules, then fork a process for each request."""
+def serve(channel: socket.socket, made: Any, modules: Iterable[str], server: int) -> None:
+    """Import the modules, then fork a process for each request; `server` is the process id of the parent."""
     # Ctrl-C reaches all processes of a terminal: this one ends after those that ask it. Blocked and not ignored,
     # because a process that is being forked must not miss one.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
     name_process("warmstart-fork")
     with contextlib.suppress(Exception):  # at once, and not after its imports: it holds the server's stdout
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != server:
+        return  # it ended before that
     with warmstart_gc.rare():
         for module in modules:
             with contextlib.suppress(Exception):

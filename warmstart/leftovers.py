@@ -28,6 +28,7 @@ from warmstart.proof import mounts, secret
 from warmstart.store import marked
 
 GRACE = 10.0  # seconds that processes of a dead build get to clean up after SIGTERM
+LOOKS = 10  # at a right that another has, 50 ms apart: who only asks whether a build runs has it for a moment, too
 CACHES = "buildah-cache"  # begins the name of the folder of RUN cache mounts, which outlive a build
 MARK = "build.containerfile"  # a build's file in its folder, which it passes as a secret
 
@@ -55,14 +56,12 @@ def hold(state: Path, name: str, wait: bool = True) -> Iterator[None]:
     folder = state / name
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "build.lock").open("a+", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not _taken(file.fileno()):
             file.seek(0)
             owner = _owner(file.read())
             if not wait:
                 told = f"{name} is being built by {owner}"
-                raise Busy(told, hint="wait for it, or leave out --no-wait") from None
+                raise Busy(told, hint="wait for it, or leave out --no-wait")
             log.info(f"{name}: waiting for {owner}")
             fcntl.flock(file, fcntl.LOCK_EX)
         file.truncate(0)
@@ -119,7 +118,8 @@ def cut_off(storage: Path, state: Path) -> list[Left]:
         ids = [*marked(storage, mark), *(one for one, name in half.items() if name == folder.name)]
         containers = {one: called[one] for one in ids if one in called}
         files = (folder / "tmp" / "running").exists() or mark.name != MARK
-        if (containers or own or files) and not (mark.name == MARK and _held(folder / "build.lock")):
+        # Once more: it may have begun just then, and a probe has its right a moment after its folder.
+        if (containers or own or files) and not _held(folder / "build.lock" if mark.name == MARK else folder):
             found.append(Left(folder, mark, containers, own, files))
     return found
 
@@ -133,6 +133,17 @@ def folders(state: Path) -> list[Path]:
     """The folders of all builds, those of rehearsals too."""
     locks = (lock for pattern in ("*/build.lock", "*/*/build.lock") for lock in state.glob(pattern))
     return sorted(lock.parent.resolve() for lock in locks)
+
+
+def _taken(right: int) -> bool:
+    """Take a right that nobody has; whether that could be done."""
+    for look in range(LOOKS):
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(right, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        if look + 1 < LOOKS:
+            time.sleep(0.05)
+    return False
 
 
 def _held(path: Path) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,6 +33,11 @@ def began(pid: int, root: Path = Path("/")) -> int:
     """When a process began, in ticks after the machine's start; 0 when there is none, or only a dead one."""
     facts = _stat(root / "proc" / str(pid)) if pid else None
     return int(facts[1][19]) if facts and facts[1][0] not in "ZX" else 0
+
+
+def when(began: int) -> float:
+    """The time of a begin, in seconds since 1970: the earliest that its tick allows."""
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + began / TICKS
 
 
 def boot(root: Path = Path("/")) -> str:

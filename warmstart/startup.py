@@ -20,8 +20,10 @@ from warmstart.watchdog import Activity, Reading
 KEPT = 400  # lines of the log that are kept for a diagnosis
 ASK = 5.0  # seconds between two questions to the server, in case that its log doesn't say that it is ready
 RETURN = 2.0  # seconds after which a container that ended won't be there again: `podman restart` takes less
+NOTICE = 30.0  # the same while podman hasn't noticed that it ended, or is just removing it: a busy machine is slow
+UNSETTLED = ("running", "stopping", "removing")  # podman's words for that
 
-EARLY = 0.5  # seconds that an engine's first lines may be older than its start: podman notes that last
+EARLY = 0.5  # seconds that an engine's first lines may be older than its start, where its process is gone already
 
 State = Literal["starting", "ready", "ended", "gone"]
 
@@ -41,6 +43,7 @@ class Startup:
         self._tail = Tail(Path(seen.log))
         self._reader = Reader(seen.started)
         self.process = container.began(seen)  # pid and time of begin of its first process
+        self._since = self._oldest()
         self._dead = 0.0  # when its process was first missed
         self._asked = time.monotonic()
 
@@ -84,11 +87,15 @@ class Startup:
     def _read(self) -> list[Event]:
         found: list[Event] = []
         for line in self._tail.read():
-            if line.at < self.seen.started - EARLY:  # of the same container's start before
+            if line.at < self._since:  # of the same container's start before
                 continue
             self.lines.append(line.text)
             found += self._feed(line.text, line.at)
         return found
+
+    def _oldest(self) -> float:
+        """When the first line may have been written: podman notes a start last, on a busy machine seconds later."""
+        return processes.when(self.process[1]) if self.process[1] else self.seen.started - EARLY
 
     def _feed(self, text: str, at: float) -> list[Event]:
         events = self._reader.feed(text, at)
@@ -102,12 +109,13 @@ class Startup:
         found = container.look(self._caps, self.seen.id)
         if found and found.pid and (process := container.began(found)) != self.process and process[1]:
             self.seen, self.process, self._dead = found, process, 0.0
+            self._since = self._oldest()
             self.lines.clear()
             self._reader = Reader(found.started)
             return [Event("restart", self._reader.phase, 0.0)]
         if found is None:
             self.state = "gone"
-        elif time.monotonic() - self._dead >= RETURN:
+        elif time.monotonic() - self._dead >= (NOTICE if found.status in UNSETTLED else RETURN):
             self.seen, self.state = found, "ended"
         return self._read()
 

@@ -259,11 +259,14 @@ def _part(wheelhouse: Path) -> Iterator[Path]:
 
 
 def _sweep(wheelhouse: Path) -> None:
-    """Remove what killed fetches left: parts of processes that are gone."""
-    for folder in wheelhouse.glob(f"{PART}*"):
-        owner = folder.name.removeprefix(PART).partition("-")[0]
-        if not Path(f"/proc/{owner}").exists():
-            shutil.rmtree(folder, ignore_errors=True)
+    """Remove what killed fetches left: parts and new stamps of processes that are gone."""
+    for begin in (PART, f"{STAMP}."):
+        for left in wheelhouse.glob(f"{begin}*"):
+            owner = left.name.removeprefix(begin).partition("-")[0]
+            if not Path(f"/proc/{owner}").exists():
+                shutil.rmtree(left, ignore_errors=True)
+                with contextlib.suppress(OSError):  # a stamp; a part is gone
+                    left.unlink()
 
 
 def _progress(wanted: dict[str, int], places: _Places) -> tuple[int, int]:

@@ -156,7 +156,7 @@ def serve(start: Callable[..., subprocess.Popen[str]]) -> Serve:
 
     def serve(program: str, *, stderr: str = "", **options: str) -> Any:
         server = start(program, **options)
-        out, err = server.communicate(timeout=30)
+        out, err = server.communicate(timeout=120)
         assert server.returncode == 0, err
         assert stderr in err if stderr else not err, err
         return json.loads(out) if out else None
@@ -261,7 +261,7 @@ def test_each_process_has_its_own_random_numbers(serve: Serve, package: Path) ->
 
 
 def test_a_server_with_threads_is_not_forked(serve: Serve, tmp_path: Path) -> None:
-    pid, seen = serve(TELL, before="threading.Thread(target=time.sleep, args=(2,), daemon=True).start()")
+    pid, seen = serve(TELL, before="threading.Thread(target=time.sleep, args=(60,), daemon=True).start()")
     assert seen["ppid"] == pid
     assert events(tmp_path) == [("helper", "it has threads")]
 
@@ -416,7 +416,7 @@ def descendants(pid: int) -> set[int]:
     return {process.pid for process in processes.tree(pid)} - {pid}
 
 
-def all_end(pids: set[int], seconds: float = 20) -> bool:
+def all_end(pids: set[int], seconds: float = 60) -> bool:
     until = time.monotonic() + seconds
     while any(map(processes.began, pids)) and time.monotonic() < until:
         time.sleep(0.05)
@@ -425,8 +425,8 @@ def all_end(pids: set[int], seconds: float = 20) -> bool:
 
 WAIT = """
 process, pipe = ask(context, target="outlive")
-print(pipe.recv(), flush=True)
 try:
+    print(pipe.recv(), flush=True)
     time.sleep(60)
 except KeyboardInterrupt:
     print(process.is_alive(), flush=True)
@@ -452,15 +452,26 @@ def test_ctrl_c_ends_the_server_and_the_helper_after_it(start: Callable[..., sub
     assert all_end(below)
 
 
+LATE = """
+import warmstart_forker
+server = os.getpid()
+def wait(name):
+    while os.getppid() == server:
+        time.sleep(0.01)
+warmstart_forker.name_process = wait
+"""
+
+
+@pytest.mark.parametrize("before", ["pass", LATE], ids=["as ever", "the server ends before it can be noticed"])
 def test_a_helper_that_still_imports_ends_with_the_server(
-    start: Callable[..., subprocess.Popen[str]], package: Path
+    start: Callable[..., subprocess.Popen[str]], package: Path, before: str
 ) -> None:
     """It holds the server's stdout, which whoever reads it waits for."""
     for name in ("v1", "v1/engine"):
         (package / name).mkdir()
         (package / name / "__init__.py").write_text("")
     (package / "v1/engine/core.py").write_text("import time; time.sleep(300)\n")
-    server = start("sys.exit('no such model')")
+    server = start("sys.exit('no such model')", before=before)
     _, err = server.communicate(timeout=60)
     assert err == "no such model\n"
 

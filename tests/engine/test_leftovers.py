@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
-import threading
 import time
+import types
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import pytest
 
 from tests.engine.conftest import EPOCH
-from warmstart import doctor, engine, leftovers, store
+from warmstart import doctor, engine, leftovers, log, store
 from warmstart import run as process
 from warmstart.engine import Capabilities
 from warmstart.errors import Busy, EngineBroken
@@ -44,17 +45,26 @@ def holder(state: Path, seconds: float) -> subprocess.Popen[str]:
     return process
 
 
-def test_the_second_build_waits_and_says_for_whom(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    first = holder(tmp_path, 1)
+def test_the_second_build_waits_and_says_for_whom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hours = {time.strftime("%H:")}
+    first = holder(tmp_path, 300)
+    told: list[str] = []
+
+    def tell(text: str) -> None:
+        told.append(text)
+        first.kill()
+
+    monkeypatch.setattr(log, "info", tell)
     with engine.hold(tmp_path, "cpu"):
-        assert first.wait(timeout=1) == 0
-    told = capsys.readouterr().err.splitlines()
+        assert first.wait(timeout=60) == -signal.SIGKILL
+    hours.add(time.strftime("%H:"))
     assert len(told) == 1
-    assert told[0].startswith(f"cpu: waiting for pid {first.pid} (-c {tmp_path} 1) since {time.strftime('%H:')}")
+    begin = f"cpu: waiting for pid {first.pid} (-c {tmp_path} 300) since "
+    assert told[0].startswith(tuple(begin + hour for hour in hours))
 
 
 def test_another_name_is_free(tmp_path: Path) -> None:
-    first = holder(tmp_path, 20)
+    first = holder(tmp_path, 300)
     with engine.hold(tmp_path, "gfx1151", wait=False):
         pass
     first.kill()
@@ -62,7 +72,7 @@ def test_another_name_is_free(tmp_path: Path) -> None:
 
 
 def test_without_waiting_it_is_busy(tmp_path: Path) -> None:
-    first = holder(tmp_path, 20)
+    first = holder(tmp_path, 300)
     with (
         pytest.raises(Busy, match=f"cpu is being built by pid {first.pid} "),
         engine.hold(tmp_path, "cpu", wait=False),
@@ -72,8 +82,19 @@ def test_without_waiting_it_is_busy(tmp_path: Path) -> None:
     first.wait()
 
 
+def test_who_only_asks_whether_a_build_runs_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`doctor` and `prune` hold the lock for the moment of the question."""
+    (tmp_path / "cpu").mkdir()
+    with (tmp_path / "cpu" / "build.lock").open("w") as asks:
+        fcntl.flock(asks, fcntl.LOCK_SH)
+        answered = types.SimpleNamespace(sleep=lambda _: fcntl.flock(asks, fcntl.LOCK_UN), time=time.time)
+        monkeypatch.setattr(leftovers, "time", answered)
+        with engine.hold(tmp_path, "cpu", wait=False):
+            assert leftovers._held(tmp_path / "cpu" / "build.lock")
+
+
 def test_a_dead_owner_does_not_block(tmp_path: Path) -> None:
-    first = holder(tmp_path, 20)
+    first = holder(tmp_path, 300)
     first.kill()
     first.wait()
     with engine.hold(tmp_path, "cpu", wait=False):
@@ -81,7 +102,7 @@ def test_a_dead_owner_does_not_block(tmp_path: Path) -> None:
 
 
 def test_waiting_can_be_interrupted(tmp_path: Path) -> None:
-    first = holder(tmp_path, 30)
+    first = holder(tmp_path, 300)
     words = [
         sys.executable,
         "-c",
@@ -93,7 +114,7 @@ def test_waiting_can_be_interrupted(tmp_path: Path) -> None:
     assert second.stderr
     assert "waiting for pid" in second.stderr.readline()
     second.send_signal(signal.SIGINT)
-    _, told = second.communicate(timeout=10)
+    _, told = second.communicate(timeout=60)
     assert "Interrupted: stopped by Ctrl-C" in told
     first.kill()
     first.wait()
@@ -170,7 +191,7 @@ def test_prune_counts_what_it_removed_and_nobody_elses_writing(
 
 
 def test_prune_leaves_a_running_build_alone(caps: Capabilities, tmp_path: Path) -> None:
-    first = holder(tmp_path, 20)
+    first = holder(tmp_path, 300)
     try:
         assert engine.prune(caps, tmp_path) == {"bytes": 0, "images": 0}
     finally:
@@ -275,15 +296,20 @@ def test_a_broken_parent_hides_no_image(caps: Capabilities, family: list[str]) -
 
 
 def test_an_image_that_is_just_being_written_stays(
-    caps: Capabilities, family: list[str], capsys: pytest.CaptureFixture[str]
+    caps: Capabilities, family: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = manifest(caps, family[1])
     content = file.read_bytes()
     file.unlink()
-    later = threading.Timer(store.PAUSE / 2, file.write_bytes, [content])
-    later.start()
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        file.write_bytes(content)
+
+    monkeypatch.setattr(store, "time", types.SimpleNamespace(sleep=pause))
     assert family[2] in {image["Id"] for image in engine.images(caps)}
-    later.join()
+    assert pauses == [store.PAUSE]
     assert engine.exists(caps, family[1])
     assert capsys.readouterr().err == ""
 
@@ -319,7 +345,7 @@ state, name, base, probed = Path(sys.argv[1]), sys.argv[2], sys.argv[3], Path(sy
 log.configure(quiet=True)
 file = state / name / "build.log"
 with engine.hold(state, name):
-    text = f"FROM {base} AS one\\nRUN echo begin; sleep 60 # {state}\\nFROM {base}\\nCOPY --from=one /bin /b\\n"
+    text = f"FROM {base} AS one\\nRUN echo begin; sleep 600 # {state}\\nFROM {base}\\nCOPY --from=one /bin /b\\n"
     engine.build(engine.probe(probed), text, context=state / name, tags=[], epoch=0, log_file=file)
 """
 
@@ -328,11 +354,11 @@ with engine.hold(state, name):
 def building(state: Path, name: str, base: str, probed: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A build in the middle of a step."""
     process = subprocess.Popen([sys.executable, "-c", BUILD, str(state), name, base, str(probed)], cwd=ROOT)
-    log, end = state / name / "build.log", time.monotonic() + 30
-    while not (log.exists() and "\nbegin" in log.read_text()) and time.monotonic() < end:
-        time.sleep(0.05)
-    assert process.poll() is None
+    log, end = state / name / "build.log", time.monotonic() + 120
     try:
+        while not (begun := log.exists() and "\nbegin" in log.read_text()) and time.monotonic() < end:
+            time.sleep(0.05)
+        assert (begun, process.poll()) == (True, None)
         yield process
     finally:
         cut(state, name, process)
@@ -461,7 +487,7 @@ def test_what_a_running_build_has_stays(caps: Capabilities, base: str, state: Pa
 def test_a_probe_that_was_cut_off(caps: Capabilities, tmp_path: Path) -> None:
     (running := tmp_path / "probe-running").mkdir()
     (over := tmp_path / "probe-over").mkdir()
-    holder = subprocess.Popen(["flock", "--no-fork", running, "sleep", "60"])
+    holder = subprocess.Popen(["flock", "--no-fork", running, "sleep", "600"])
     while not leftovers._held(running):
         time.sleep(0.01)
     row = doctor_row(tmp_path)

@@ -139,9 +139,34 @@ def test_lines_of_the_start_before_are_not_this_one_s(tmp_path: Path, monkeypatc
     assert [*follows.lines] == ["written while podman noted the time of the start", "later"]
 
 
+def test_the_first_lines_count_however_late_podman_notes_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine that takes it seconds."""
+    monkeypatch.setattr(processes, "began", lambda *_: 7)
+    monkeypatch.setattr(processes, "when", {7: BEGIN - 4.0}.__getitem__)
+    put(tmp_path / "log", "of the start before", second=-4.1)
+    put(tmp_path / "log", "Starting to load model x...", second=-3.9)
+    follows = followed(tmp_path, monkeypatch, "INFO:     Application startup complete.", status="running", pid=42)
+    assert follows.state == "ready"
+    assert [*follows.lines] == ["Starting to load model x...", "INFO:     Application startup complete."]
+
+
+@pytest.mark.parametrize("status", startup.UNSETTLED)
+def test_it_has_not_ended_until_podman_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str) -> None:
+    """Its process is gone, but not yet noticed, or the container is just being removed."""
+    found = seen(tmp_path / "log", status=status, code=0)
+    follows = followed(tmp_path, monkeypatch, "one", found=found)
+    assert follows.state == "starting"
+    monkeypatch.setattr(container, "look", lambda *_: seen(tmp_path / "log", code=137))
+    follows.step()
+    assert (follows.state, follows.seen.code) == ("ended", 137)
+
+
 def test_a_restart_is_a_new_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     again = seen(tmp_path / "log", status="running", pid=42, started=BEGIN + 10)
     monkeypatch.setattr(processes, "began", lambda pid, *_: 7 if pid == 42 else 0)
+    monkeypatch.setattr(processes, "when", {7: BEGIN + 9.9}.__getitem__)
     put(tmp_path / "log", "Starting to load model x...", second=12)
     follows = followed(tmp_path, monkeypatch, "Resolved architecture: X", found=again)
     assert (follows.state, follows.process) == ("starting", (42, 7))

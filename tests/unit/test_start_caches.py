@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -315,6 +316,26 @@ def test_another_users_files_are_opened_without_making_them(start: Start, monkey
     assert fd >= 0
     assert not alone
     os.close(fd)
+
+
+def test_who_makes_the_key_ready_is_waited_for(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """He has it alone for as long; on a busy machine that is more than a moment."""
+    start("cpu", "true")
+    start.end()
+    with open(start.key / "in-use") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        looks: list[float] = []
+
+        def sleep(seconds: float) -> None:
+            looks.append(seconds)
+            if len(looks) == 100:
+                fcntl.flock(other, fcntl.LOCK_SH)
+
+        monkeypatch.setattr(start.parts["start_key"], "time", SimpleNamespace(sleep=sleep))
+        fd, alone = start.parts["start_key"].hold(start.key)
+        assert fd >= 0
+        assert not alone
+        os.close(fd)
 
 
 def test_a_lock_that_is_held_past_the_script_stays(start: Start) -> None:

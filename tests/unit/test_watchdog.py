@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -132,3 +133,5 @@ def test_when_a_process_began(tmp_path: Path) -> None:
     assert processes.began(11, tmp_path) == 0  # dead, only not yet waited for
     assert processes.began(12, tmp_path) == 0
     assert processes.began(os.getpid()) > 0
+    assert processes.when(processes.began(os.getpid())) <= time.time()
+    assert processes.when(processes.began(os.getpid())) > time.time() - 86400 * 365
