@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -110,20 +112,22 @@ class Checkout:
         """The lines of that, without the stamps of podman."""
         return [line.split(" ", 3)[-1] for line in self.log(preset).splitlines()]
 
-    def wait_for(self, preset: str, text: str, seconds: float = 30) -> None:
+    def wait_for(self, preset: str, text: str, seconds: float = 120) -> None:
+        """Until the engine has written that, and the lease names its container: before, `up` knows of none."""
         assert until(lambda: text in self.log(preset), seconds), f"{text!r} is not in the log:\n{self.log(preset)}"
+        assert until(lambda: any(one["preset"] == preset and one["container_id"] for one in self.leases()))
 
 
 def podman(*words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["podman", *words], check=check, capture_output=True, text=True)
 
 
-def end(process: subprocess.Popen[str], seconds: float = 60) -> tuple[int, str, str]:
+def end(process: subprocess.Popen[str], seconds: float = 300) -> tuple[int, str, str]:
     out, err = process.communicate(timeout=seconds)
     return process.returncode, out, err
 
 
-def until(true: Callable[[], bool], seconds: float = 30) -> bool:
+def until(true: Callable[[], bool], seconds: float = 120) -> bool:
     limit = time.monotonic() + seconds
     while not true() and time.monotonic() < limit:
         time.sleep(0.05)
@@ -136,6 +140,8 @@ def watchers(tree: Path) -> list[int]:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port on which nobody listens, below those that the kernel gives to whoever asks for any: it stays free."""
+    while True:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("", port := random.randrange(20_000, 32_000)))
+            return port

@@ -135,7 +135,7 @@ def box(root: Path) -> Iterator[Box]:
     """A container without network and without devices, with the project's scripts at /src."""
     volumes = [f"--volume={ROOT / 'image'}:/src:ro", f"--volume={ROOT / 'arch'}:/data:ro"]
     rights = ["--network", "none", "--security-opt", "label=disable"]
-    started = podman("run", "--detach", "--rm", *rights, *volumes, "--rootfs", f"{root}:O", "sleep", "900")
+    started = podman("run", "--detach", "--rm", *rights, *volumes, "--rootfs", f"{root}:O", "sleep", "7200")
     name = started.stdout.strip()
     try:
         yield Box(name)

@@ -108,7 +108,7 @@ class Machine:
     def setup(self, *args: str) -> tuple[int, str]:
         """tools/setup's exit code and what it said; it says nothing on stdout."""
         running = self.start(*args)
-        out, err = running.communicate(timeout=60)
+        out, err = running.communicate(timeout=120)
         assert out == ""
         return running.returncode, err
 

@@ -22,7 +22,7 @@ if __name__ == "__main__":
     for method in ("fork", "spawn", "forkserver"):
         context = multiprocessing.get_context(method); queue = context.Queue()
         process = context.Process(target=count, args=(queue,)); process.start()
-        found[method] = queue.get(timeout=20); process.join()
+        found[method] = queue.get(timeout=100); process.join()
     print(json.dumps(found))
 """
 
@@ -52,7 +52,7 @@ def python(venv: Path, *arguments: str, **env: str) -> tuple[str, str]:
     """What a start of Python prints; it must not fail."""
     variables = {"PATH": os.environ["PATH"], **env}
     done = subprocess.run(
-        [venv / "bin/python", *arguments], env=variables, capture_output=True, text=True, timeout=60, check=True
+        [venv / "bin/python", *arguments], env=variables, capture_output=True, text=True, timeout=300, check=True
     )
     return done.stdout, done.stderr
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -72,7 +73,7 @@ class Build:
         return log.exists() and any(line.endswith(text) for line in log.read_text().splitlines())
 
     def end(self) -> tuple[int, str]:
-        out, _ = self.process.communicate(timeout=60)
+        out, _ = self.process.communicate(timeout=300)
         return self.process.returncode, out.strip()
 
 
@@ -86,7 +87,7 @@ def name(state: Path, base: str, request: pytest.FixtureRequest) -> str:
     return name
 
 
-def until(true: Callable[[], bool], seconds: float = 30) -> bool:
+def until(true: Callable[[], bool], seconds: float = 120) -> bool:
     end = time.monotonic() + seconds
     while not true() and time.monotonic() < end:
         time.sleep(0.01)
@@ -164,7 +165,7 @@ def test_before_and_after_the_work_it_is_one_line_too(
     assert process.stdout
     assert any(line == "here\n" for line in process.stdout)
     process.send_signal(number)
-    out, err = process.communicate(timeout=10)
+    out, err = process.communicate(timeout=60)
     told = "stopped by Ctrl-C" if number == signal.SIGINT else "stopped by SIGTERM"
     assert process.returncode == 128 + number
     assert err.splitlines() == [f"error: {told}", "  hint: it is safe to run it again"]
@@ -187,8 +188,10 @@ def test_nothing_is_left_and_the_build_can_be_repeated(
     assert build.process.poll() is None
     time.sleep(0.05)
     if way == "power cut":  # nobody is there to clean up
-        for process in (build.process.pid, *_processes(state / name / "tmp")):
-            os.kill(process, signal.SIGKILL)
+        build.process.send_signal(signal.SIGSTOP)
+        for process in (*_processes(state / name / "tmp"), build.process.pid):
+            with contextlib.suppress(ProcessLookupError):  # it ended because another did
+                os.kill(process, signal.SIGKILL)
     else:
         build.process.send_signal(getattr(signal, way))
     code, out = build.end()

@@ -54,9 +54,12 @@ def test_probing_leaves_only_its_answer(store: Path, tmp_path: Path, plain: None
 def test_the_second_call_starts_no_process(
     caps: Capabilities, state: Path, plain: None, no_process: None
 ) -> None:
-    began = time.process_time()
-    assert probe.probe(state) == caps
-    assert time.process_time() - began < 0.05
+    spent = []
+    for _ in range(5):  # the least of it is its own, without what the processor or Python does besides
+        began = time.process_time()
+        assert probe.probe(state) == caps
+        spent.append(time.process_time() - began)
+    assert min(spent) < 0.05
 
 
 def test_our_own_settings_passed_on_are_not_the_users(

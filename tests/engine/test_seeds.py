@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import subprocess
 import time
 import urllib.request
@@ -16,6 +15,7 @@ from urllib.error import URLError
 import pytest
 
 from tests import seed_cache
+from tests.checkout import free_port
 from tests.unit.test_seed_make import planned
 from warmstart import cachedir, seedlayout, seedmake, seeds
 from warmstart import registry as registries
@@ -42,14 +42,12 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Pa
     if program is None:
         pytest.skip("needs docker-registry (Debian's package of that name)")
     folder = tmp_path_factory.mktemp("registry")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     (folder / "config.yml").write_text(CONFIG.format(folder=folder / "store", port=port))
     with (folder / "log").open("w") as log:
         server = subprocess.Popen([program, "serve", folder / "config.yml"], stdout=log, stderr=log)
     try:
-        for _ in range(100):
+        for _ in range(600):
             try:
                 urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/", timeout=1).close()
                 break
@@ -60,7 +58,7 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Pa
         yield f"127.0.0.1:{port}", folder / "store"
     finally:
         server.terminate()
-        server.wait(10)
+        server.wait(60)
 
 
 @pytest.fixture(scope="module")

@@ -26,9 +26,10 @@ from warmstart.engine import Capabilities
 IMAGE = "localhost/warmstart-test:up"
 SECRET = "hf_" + "x1y2z3" * 4
 
-# Writes the lines of its model's folder: "@gate NAME" waits for a file of that name there, "@exit N" ends.
+# Writes the lines of its model's folder: "@gate NAME" waits for a file of that name there, "@exit N" ends. As long as
+# there is a file "hold", it does not end when it is told to.
 SERVER = """
-trap 'echo stopping; exit 0' INT TERM
+trap 'echo stopping; while [ -e "$1/hold" ]; do sleep 0.05; done; exit 0' INT TERM
 while IFS= read -r line; do
   case "$line" in
     "@gate "*) until [ -e "$1/${line#@gate }" ]; do sleep 0.05; done ;;
@@ -274,7 +275,9 @@ def test_restarted_when_it_was_ready(checkout: Checkout) -> None:
 
 @pytest.mark.parametrize("way", ["down", "Ctrl-C"])
 def test_status_while_it_is_stopped(checkout: Checkout, way: str) -> None:
-    running = checkout.up("one", checkout.model("gated", *lines_to("weights")))
+    model = checkout.model("gated", *lines_to("weights"))
+    (hold := model / "hold").touch()
+    running = checkout.up("one", model)
     checkout.wait_for("one", "Starting to load")
     stopper = running
     if way == "down":
@@ -284,6 +287,8 @@ def test_status_while_it_is_stopped(checkout: Checkout, way: str) -> None:
     told = []
     while stopper.poll() is None:
         told.append(checkout.call("status")[1].splitlines()[0])
+        if "stopping" in told[-1]:
+            hold.unlink(missing_ok=True)
     end(stopper)
     states = {re.sub(r" since.*", "", line) for line in told}
     assert "one: stopping" in states

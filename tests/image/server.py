@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import time
 import urllib.error
 import urllib.request
@@ -13,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.checkout import free_port
 from warmstart import run
 
 START_LIMIT = 600.0  # seconds: a cold start takes about 60 here; the rest is for a machine under load
@@ -60,12 +60,6 @@ class Server:
                     break
             time.sleep(0.25)
         raise AssertionError(f"the server did not come up:\n{self.log()[-4000:]}")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextmanager

@@ -80,7 +80,7 @@ def test_locks_are_cleared_when_nobody_holds_them(image: str, plan: Plan, volume
     first = run.run(
         ["podman", "run", "--detach", "--rm", *LEAST, *mounted, *entry, image, "sh", "-c", f"{make} && sleep 600"]
     ).stdout.strip()
-    look = f"for i in $(seq 100); do [ -e {lock} ] && break; sleep 0.1; done; ls {baton} {lock} | wc -l"
+    look = f"for i in $(seq 600); do [ -e {lock} ] && break; sleep 0.1; done; ls {baton} {lock} | wc -l"
     try:
         assert start(image, "sh", "-c", look, options=mounted).stdout.strip() == "2"
     finally:

@@ -7,6 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("untimed", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")  # a busy machine is no failure
 
 # Audit events that CPython raises before it does the thing, whichever module asks: `sh` forks in Python,
 # subprocess in C. Names: "Audit events table" in the documentation of Python.

@@ -70,9 +70,12 @@ def test_two_steps_at_once_share_the_live_line(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(log, "TICK", 0.01)
     with log.step("first") as first, log.step("second"):
         first.note("a\x1b[2Jb\n" * 200)
-        time.sleep(0.1)
+        end = time.monotonic() + 30
+        while "a [2Jb" not in screen.getvalue() and time.monotonic() < end:
+            time.sleep(0.01)
     text = screen.getvalue()
     assert "· first" in text
+    assert "a [2Jb" in text
     assert "\x1b[2J" not in text
     assert all(len(part) < 90 for part in text.split("\r"))
     assert text.endswith(" s\n")

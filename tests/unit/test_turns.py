@@ -83,6 +83,9 @@ def test_what_is_in_work_is_waited_for_and_not_compiled_again(turns: Any) -> Non
     first = Kernel(turns, "a", False)
     assert first.began.wait(PATIENCE)
     again = Kernel(turns, "a", True)
+    until = time.monotonic() + PATIENCE
+    while not turns.change._waiters and time.monotonic() < until:  # threads that wait for a change
+        time.sleep(0.01)
     assert not again.began.wait(0.1)
     assert first.finish() is True
     assert again.finish() is False
