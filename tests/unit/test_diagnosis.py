@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from warmstart import diagnosis
@@ -25,6 +27,7 @@ def test_entry(entry: Entry) -> None:
     assert entry.line[:100] in told.line
     assert "{" not in told.means.replace("{}", "")
     assert told.remedy
+    assert not re.search(r"\bmake [a-z]+\b(?<!make a)", told.remedy), "a command stands as `warmstart verb`"
 
 
 @pytest.mark.parametrize("code", [137, 139, 134, 64, 65, 143])
