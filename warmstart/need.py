@@ -52,8 +52,9 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find(model: str, hub: Path) -> Path | None:
-    """The folder of a model: itself, or its snapshot in the Hugging Face cache `hub` (…/hub). None: not there."""
-    folder = presets.model_folder(model)
+    """The folder of a model: itself, what is mounted as it, or its snapshot in the Hugging Face cache `hub` (…/hub).
+    None: not there."""
+    folder = presets.model_folder(model) or presets.cached_folder(model, hub)
     try:
         if folder:
             return folder if folder.is_dir() else None

@@ -134,7 +134,7 @@ def judge(
     Raises MemoryShort, DeviceHeld when another engine is in the way, InputError for files that are broken.
     """
     used = use(preset, arch, bounds, live, root, keep)
-    place = need.find(str(presets.model_folder(preset.model) or preset.model), hub)
+    place = need.find(preset.model, hub)
     size = preset.weights_gb
     if place is None and not size and not need.guess(preset.model, bounds.guess):
         log.warn(f"nothing says how large {preset.model} is: its memory is watched, but not judged before the start")
@@ -179,9 +179,7 @@ def port_free(preset: Preset, live: Sequence[Lease], root: Path = Path("/")) -> 
 
 def model_there(preset: Preset, hub: Path, bytes_needed: int) -> None:
     """Raise ModelMissing for a folder that is not there or holds no model, DiskFull when it can't be downloaded."""
-    folder = presets.model_folder(preset.model)
-    if folder or preset.model.startswith(presets.MODELS):
-        place = folder or hub.parent / preset.model.removeprefix(presets.MODELS).lstrip("/")
+    if place := presets.model_folder(preset.model) or presets.cached_folder(preset.model, hub):
         if not place.is_dir():
             hint = hints.options("--set model=/its/folder") + ", or a name on Hugging Face such as Qwen/Qwen3-0.6B"
             raise ModelMissing(f"there is no model in {place}", hint=hint)
@@ -197,7 +195,7 @@ def model_there(preset: Preset, hub: Path, bytes_needed: int) -> None:
 
 def hub_there(preset: Preset, hub: Path) -> None:
     """Warn when a model has to be fetched from a host that has no address here: vLLM finds that out much later."""
-    if presets.model_folder(preset.model) or preset.model.startswith(presets.MODELS) or need.find(preset.model, hub):
+    if preset.model.startswith("/") or need.find(preset.model, hub):
         return
     env = os.environ | preset.env
     if "HF_HUB_OFFLINE" in preset.env or any(env.get(name) or env.get(name.upper()) for name in PROXIES):

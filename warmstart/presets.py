@@ -136,6 +136,13 @@ def model_folder(model: str) -> Path | None:
         raise PresetError(f"model {model}: there is no such user", hint="write the whole path") from None
 
 
+def cached_folder(model: str, hub: Path) -> Path | None:
+    """The folder of this machine that a model of the mounted cache lies in (/models/…); None for any other model."""
+    if not f"{model}/".startswith(f"{MODELS}/"):
+        return None
+    return hub.parent / model.removeprefix(MODELS).lstrip("/")
+
+
 def _servable(model: str) -> None:
     """Raise PresetError for a folder that is named as if it were on Hugging Face, and for one of links out of it."""
     folder = model_folder(model)

@@ -226,6 +226,9 @@ def test_where_a_model_lies(tmp_path: Path) -> None:
     (folder / "refs" / "main").write_text("abc\n")
     assert need.find("Qwen/Qwen3-0.6B", hub) == folder / "snapshots" / "abc"
     assert need.find(str(tmp_path), hub) == tmp_path
+    inside = f"/models/hub/{folder.name}/snapshots/abc"
+    assert need.find(inside, hub) == folder / "snapshots" / "abc"
+    assert need.find("/models/none", hub) is None
     assert need.find("no\0name", hub) is None
 
 

@@ -87,6 +87,9 @@ def test_room(tmp_path: Path) -> None:
     with pytest.raises(MemoryShort):
         judged(root, model(tmp_path / "large", 15))
     assert judged(root, tmp_path / "large", force=True).judgement.notes
+    inside, hub = Preset("p", model="/models/large"), tmp_path / "hub"  # in the mounted cache
+    with pytest.raises(MemoryShort):
+        preflight.judge(inside, IMAGE, "x:y", "gfx1102", hub, BOUNDS, (), force=False, root=root)
 
 
 def test_a_model_of_unknown_size_gets_its_devices_for_itself(
@@ -136,6 +139,8 @@ def test_the_model_s_folder(tmp_path: Path) -> None:
         preflight.model_there(Preset("p", model=str(tmp_path / "empty")), tmp_path, 0)
     with pytest.raises(ModelMissing, match=str(tmp_path / "hf" / "mine")):
         preflight.model_there(Preset("p", model="/models/mine"), tmp_path / "hf" / "hub", 0)
+    model(tmp_path / "hf" / "mine", 0.001)
+    preflight.model_there(Preset("p", model="/models/mine"), tmp_path / "hf" / "hub", 0)
 
 
 def test_room_for_a_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
