@@ -4,9 +4,9 @@ Another image has another cache key and starts without a kernel, but most of tho
 Which, and what each was specialised for, is described beside Triton's cache, in a small file for each kernel and a
 folder for each model. WARMSTART_AHEAD names these folders of other keys, the last used first (the entry point sets it).
 All kernels of the model's, those of all autotuners, are given to worker processes at once, in the order in which they
-were needed. Later an autotuner finds its configurations in the cache, or waits for those in work. Nothing is imported,
-launched or put where a launch finds it; what does not fit this image's kernels any more costs a little time beside the
-load. Standard library only.
+were needed. Later an autotuner finds its configurations in the cache, or waits for those in work, and so does a kernel
+without one. Nothing is imported, launched or put where a launch finds it; what does not fit this image's kernels any
+more costs a little time beside the load. Standard library only.
 """
 
 import collections
@@ -14,6 +14,7 @@ import contextlib
 import fcntl
 import hashlib
 import importlib
+import inspect
 import json
 import os
 import sys
@@ -31,8 +32,9 @@ LONGEST = 1 << 16  # bytes of one description; they have about 2,000
 
 # .folder: descriptions of the model that this process loads; .names: digests of what is described there already;
 # .wanted: whether this process compiles ahead; .left: what the image before described of modules that were not imported
-# yet; .given: what workers were given; .claim: descriptor of the lock that says that this process does it
-state = types.SimpleNamespace(folder="", names=set(), wanted=False, left=[], given=[], claim=-1)
+# yet; .given: what workers were given; .running: an item for each thread that does so; .claim: descriptor of the lock
+# that says that this process does it
+state = types.SimpleNamespace(folder="", names=set(), wanted=False, left=[], given=[], running=[], claim=-1)
 
 
 def install(module: Any) -> None:
@@ -125,12 +127,15 @@ def more() -> None:
     if jobs:
         importlib.import_module("warmstart_count").emit("ahead", kernels=len(jobs))
         state.given += jobs
-        running = [0] * min(len(jobs), compiler.compilers())
-        for _ in [*running]:
-            threading.Thread(target=work, args=(jobs, running), name="warmstart-ahead", daemon=True).start()
+        with contextlib.suppress(AttributeError):
+            compile_once(sys.modules["triton.runtime.jit"])
+        threads = range(min(len(jobs), compiler.compilers()))
+        state.running += threads
+        for _ in threads:
+            threading.Thread(target=work, args=(jobs,), name="warmstart-ahead", daemon=True).start()
 
 
-def work(jobs: Any, running: "list[int]") -> None:
+def work(jobs: Any) -> None:
     """In a thread: have one after the other compiled until none is left; the last thread marks that all are there."""
     workers = importlib.import_module("warmstart_workers")
     turns = importlib.import_module("warmstart_turns")
@@ -139,10 +144,40 @@ def work(jobs: Any, running: "list[int]") -> None:
             compile_fn = jobs.popleft()
             with contextlib.suppress(Exception):
                 workers.through(compile_fn, turns.LIMIT, urgent=False)
-    running.pop()
+    state.running.pop()
     with contextlib.suppress(Exception):
-        if not running and not state.left and all(workers.cached(*workers.parts(job))[1] for job in state.given):
+        if not state.running and not state.left and all(workers.cached(*workers.parts(job))[1] for job in state.given):
             files.put(os.path.join(state.folder, MARK), b"")
+
+
+def compile_once(jit: Any) -> None:
+    """Have triton.runtime.jit compile nothing beside a worker that compiles the same: the second one waits."""
+    compile_now = jit.JITFunction._do_compile
+    if hasattr(compile_now, "warmstart_ahead"):
+        return
+    names = [*inspect.signature(compile_now).parameters][1:]
+
+    def _do_compile(self: Any, *args: Any, **kwargs: Any) -> Any:
+        key = in_work(jit, self, {**dict(zip(names, args)), **kwargs}) if state.running else ""  # noqa: B905
+        if not key:
+            return compile_now(self, *args, **kwargs)
+        with importlib.import_module("warmstart_turns").turn(key, urgent=False, here=True):
+            return compile_now(self, *args, **kwargs)  # what a worker has compiled is in the cache
+
+    _do_compile.warmstart_ahead = True  # type: ignore[attr-defined]
+    jit.JITFunction._do_compile = _do_compile
+
+
+def in_work(jit: Any, kernel: Any, asked: "dict[str, Any]") -> str:
+    """The key of what Triton is about to compile now; empty where workers would not compile it, or have."""
+    with contextlib.suppress(Exception):
+        workers = importlib.import_module("warmstart_workers")
+        if sys.modules["triton.runtime._async_compile"].active_mode.get() is None:
+            src = kernel.ASTSource(kernel, asked["signature"], asked["constexprs"], asked["attrs"])
+            target, env_vars = kernel.device_caches[asked["device"]][2], jit.get_cache_invalidating_env_vars()
+            key, there = workers.cached(src, target, asked["options"], env_vars)
+            return "" if there or type(src) is not workers.src_class() else str(key)
+    return ""
 
 
 def describe(kernel: Any, told: "dict[str, Any]", compiled: Any) -> None:

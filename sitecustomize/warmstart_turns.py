@@ -18,13 +18,16 @@ waiting = 0  # of those that are waited for
 
 
 @contextlib.contextmanager
-def turn(key: str, urgent: bool) -> "Iterator[bool]":
-    """Wait for the turn of the kernel with this key; True when it is to be compiled, False when somebody just did."""
+def turn(key: str, urgent: bool, here: bool = False) -> "Iterator[bool]":
+    """Wait for the turn of the kernel with this key; True when it is to be compiled, False when somebody just did.
+
+    What is compiled `here`, by the process that needs it and not by a worker, waits for none but its own.
+    """
     global waiting
     with change:
         waiting += urgent
         try:
-            change.wait_for(lambda: key in working or (room() and (urgent or not waiting)), LIMIT)
+            change.wait_for(lambda: here or key in working or (room() and (urgent or not waiting)), LIMIT)
         finally:
             waiting -= urgent
             change.notify_all()

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import threading
+import time
 import types
 from typing import Any
 
@@ -24,6 +25,7 @@ if os.environ.get("BANS"):
     bans: Any = importlib.import_module("warmstart_bans")
     bans.BANS = os.environ["BANS"]
 triton = importlib.import_module("triton")
+pause = float(os.environ.get("PAUSE", "0"))  # seconds that each kernel takes a worker longer
 benched: list[str] = []
 launched: list[str] = []
 
@@ -85,7 +87,15 @@ class Driver:
 
 importlib.import_module("triton.runtime.driver").driver.set_active(Driver())
 if os.environ.get("APART"):
-    importlib.import_module("warmstart_workers").start(Driver().target)  # else the first autotuner doesn't wait for it
+    workers: Any = importlib.import_module("warmstart_workers")
+    workers.start(Driver().target)  # else the first autotuner doesn't wait for it
+    sent = workers.sent
+
+    def slowly(*job: Any) -> Any:
+        time.sleep(pause)
+        return sent(*job)
+
+    workers.sent = slowly
 counts: dict[str, list[str]] = {"compiled": [], "found": []}
 
 
@@ -103,6 +113,9 @@ if os.environ.get("MODEL"):  # its weights are loaded now
         for thread in threading.enumerate():
             if thread.name == "warmstart-ahead":
                 thread.join()
+    elif pause:  # until the workers compile the first ones
+        while not importlib.import_module("warmstart_turns").working:
+            time.sleep(0.01)
 x, y = Tensor(), Tensor()
 for what in asked or ["add", "scale", "tuned"]:
     if what == "add":

@@ -64,6 +64,14 @@ def test_what_is_in_work_is_waited_for_and_compiled_once(tmp_path: Path) -> None
     assert len(done["benched"]) == CONFIGS
 
 
+@pytest.mark.parametrize("version", [LATEST, "3.6.0"])
+def test_a_kernel_without_an_autotuner_is_not_compiled_beside_a_worker(tmp_path: Path, version: str) -> None:
+    _, used = before(tmp_path / "old", version)
+    _, done = after(tmp_path / "new", used, version, SLOWLY="", PAUSE="2")
+    assert [row.partition(" ")[0] for row in done["compiled"]] == ["scale"]
+    assert (done["apart"], done["launched"] > CONFIGS, done["said"]) == (FOUND, True, [])
+
+
 def test_another_model_has_other_kernels(tmp_path: Path) -> None:
     _, used = before(tmp_path / "old")
     _, done = after(tmp_path / "new", used, MODEL="me/other")

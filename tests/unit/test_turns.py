@@ -20,14 +20,14 @@ PATIENCE = 30.0  # seconds for a thread to get somewhere, on a machine under loa
 class Kernel(threading.Thread):
     """Somebody who wants a kernel; compiles it until told to end."""
 
-    def __init__(self, turns: Any, key: str, urgent: bool) -> None:
+    def __init__(self, turns: Any, key: str, urgent: bool, here: bool = False) -> None:
         super().__init__(daemon=True)
-        self.turns, self.key, self.urgent = turns, key, urgent
+        self.turns, self.key, self.urgent, self.here = turns, key, urgent, here
         self.began, self.end, self.mine = threading.Event(), threading.Event(), None
         self.start()
 
     def run(self) -> None:
-        with self.turns.turn(self.key, self.urgent) as self.mine:
+        with self.turns.turn(self.key, self.urgent, self.here) as self.mine:
             self.began.set()
             if self.mine:
                 self.end.wait(PATIENCE)
@@ -59,6 +59,19 @@ def test_never_more_than_may_be(turns: Any) -> None:
     assert third.began.wait(PATIENCE)
     assert [second.finish(), third.finish()] == [True, True]
     assert (turns.working, turns.waiting) == (set(), 0)
+
+
+def test_what_is_compiled_here_waits_for_its_own_alone(turns: Any) -> None:
+    busy = [Kernel(turns, key, False) for key in "ab"]
+    assert all(one.began.wait(PATIENCE) for one in busy)
+    here, same = Kernel(turns, "c", False, here=True), Kernel(turns, "a", False, here=True)
+    assert here.began.wait(PATIENCE)
+    assert here.mine
+    worker = Kernel(turns, "c", False)
+    for one in (*busy, here):
+        assert one.finish()
+    assert [same.finish(), worker.finish()] == [False, False]
+    assert turns.working == set()
 
 
 def test_what_somebody_waits_for_comes_first(turns: Any) -> None:
