@@ -347,7 +347,7 @@ def test_a_bad_start_is_diagnosed_and_kept(checkout: Checkout) -> None:
     assert code == 83
     assert "ended in the phase weights (exit code 1): the image holds no device code for this GPU" in err
     assert f"  > {fatal}" in err
-    assert "make image" in err
+    assert "`.venv/bin/python build.py image`" in err
     assert "`.venv/bin/python build.py logs one` shows its whole log" in err
     assert fatal in checkout.call("logs", "one")[1]
     assert checkout.seen("one") == "exited"
