@@ -35,6 +35,7 @@ LONGEST = 1 << 16  # bytes of one description; they have about 2,000
 # yet; .given: what workers were given; .running: an item for each thread that does so; .claim: descriptor of the lock
 # that says that this process does it
 state = types.SimpleNamespace(folder="", names=set(), wanted=False, left=[], given=[], running=[], claim=-1)
+os.register_at_fork(after_in_child=state.running.clear)  # the parent's threads are not there
 
 
 def install(module: Any) -> None:
@@ -155,27 +156,27 @@ def compile_once(jit: Any) -> None:
     compile_now = jit.JITFunction._do_compile
     if hasattr(compile_now, "warmstart_ahead"):
         return
-    names = [*inspect.signature(compile_now).parameters][1:]
+    asked = inspect.signature(compile_now)
 
-    def _do_compile(self: Any, *args: Any, **kwargs: Any) -> Any:
-        key = in_work(jit, self, {**dict(zip(names, args)), **kwargs}) if state.running else ""  # noqa: B905
+    def _do_compile(*args: Any, **kwargs: Any) -> Any:
+        key = key_of(jit, lambda: asked.bind(*args, **kwargs).arguments) if state.running else ""
         if not key:
-            return compile_now(self, *args, **kwargs)
+            return compile_now(*args, **kwargs)
         with importlib.import_module("warmstart_turns").turn(key, urgent=False, here=True):
-            return compile_now(self, *args, **kwargs)  # what a worker has compiled is in the cache
+            return compile_now(*args, **kwargs)  # what a worker has compiled is in the cache
 
     _do_compile.warmstart_ahead = True  # type: ignore[attr-defined]
     jit.JITFunction._do_compile = _do_compile
 
 
-def in_work(jit: Any, kernel: Any, asked: "dict[str, Any]") -> str:
+def key_of(jit: Any, asked: Any) -> str:
     """The key of what Triton is about to compile now; empty where workers would not compile it, or have."""
     with contextlib.suppress(Exception):
-        workers = importlib.import_module("warmstart_workers")
         if sys.modules["triton.runtime._async_compile"].active_mode.get() is None:
-            src = kernel.ASTSource(kernel, asked["signature"], asked["constexprs"], asked["attrs"])
-            target, env_vars = kernel.device_caches[asked["device"]][2], jit.get_cache_invalidating_env_vars()
-            key, there = workers.cached(src, target, asked["options"], env_vars)
+            workers, told = importlib.import_module("warmstart_workers"), asked()
+            kernel, target = told["self"], told["self"].device_caches[told["device"]][2]
+            src = kernel.ASTSource(kernel, told["signature"], told["constexprs"], told["attrs"])
+            key, there = workers.cached(src, target, told["options"], jit.get_cache_invalidating_env_vars())
             return "" if there or type(src) is not workers.src_class() else str(key)
     return ""
 
